@@ -1,0 +1,195 @@
+"""Uniform replay: a ring of transitions that lives in the training state.
+
+Laid out `(time, num_envs, record)`: row t holds what all environments did on one step, so an
+environment's own history is a column, and n-step returns and windows are read down it. A record is
+one whole transition, its fields side by side as 32-bit words in their own dtypes' bits. Storing is
+then one contiguous write and sampling one gather, each transition one or two cache lines, where six
+separate arrays would cost six writes, six gathers and six cache misses.
+
+Insert before you sample inside a scan body, and never pass the ring through `lax.cond`: XLA then
+updates it in place, at a cost that does not grow with the capacity. The other way round it copies
+the whole ring on every step (docs/protocol.md).
+"""
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs.types import Transition, pytree, static
+
+
+@pytree
+class Layout:
+    """Where the fields of a record are: the example's structure, shapes and dtypes. Holds no arrays."""
+
+    treedef: Any = static()
+    fields: tuple = static()  # (shape, dtype) of each leaf of the example
+
+    @property
+    def num_words(self) -> int:
+        return sum(words_of(*field) for field in self.fields)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.num_words
+
+
+def words_of(shape, dtype) -> int:
+    """32-bit words that an array takes in a record; bytes are packed four to a word."""
+    return -(-prod(shape) * jnp.dtype(dtype).itemsize // 4)
+
+
+def layout(example) -> Layout:
+    """Args: example, one transition (any pytree) of arrays or shape structs, without batch axes."""
+    leaves, treedef = jax.tree.flatten(example)
+    return Layout(treedef, tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves))
+
+
+def pack(layout: Layout, tree) -> jax.Array:
+    """Any leading batch axes `...` of the fields to records `(..., num_words)` uint32."""
+    words = []
+    for x, (shape, dtype) in zip(jax.tree.leaves(tree), layout.fields, strict=True):
+        lead = x.shape[: x.ndim - len(shape)]
+        flat = x.astype(dtype).reshape(*lead, prod(shape))
+        size = jnp.dtype(dtype).itemsize
+        if size < 4:  # bool, uint8, float16: pad to whole words
+            flat = flat.astype(jnp.uint8) if dtype == jnp.bool_ else flat
+            per_word = 4 // size
+            padding = -flat.shape[-1] % per_word
+            flat = jnp.pad(flat, [(0, 0)] * len(lead) + [(0, padding)])
+            flat = flat.reshape(*lead, -1, per_word)
+        bits = jax.lax.bitcast_convert_type(flat, jnp.uint32)
+        words.append(bits.reshape(*lead, words_of(shape, dtype)))
+    return jnp.concatenate(words, -1)
+
+
+def unpack(layout: Layout, words: jax.Array):
+    """Records `(..., num_words)` to the example's structure, with leading axes `...`. Undoes `pack` bit for bit."""
+    lead, start, leaves = words.shape[:-1], 0, []
+    for shape, dtype in layout.fields:
+        stop = start + words_of(shape, dtype)
+        bits = words[..., start:stop]
+        start = stop
+        if jnp.dtype(dtype).itemsize == 8:
+            bits = bits.reshape(*lead, prod(shape), 2)
+        store = jnp.uint8 if dtype == jnp.bool_ else dtype
+        flat = jax.lax.bitcast_convert_type(bits, store).reshape(*lead, -1)[..., : prod(shape)]
+        leaves.append(flat.reshape(*lead, *shape).astype(dtype))
+    return jax.tree.unflatten(layout.treedef, leaves)
+
+
+@pytree
+class Replay:
+    words: jax.Array  # (rows, num_envs, num_words) uint32
+    inserted: jax.Array  # () int32, every row written so far: vectorised steps
+    layout: Layout
+
+    @property
+    def num_rows(self) -> int:
+        return self.words.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        return self.words.shape[1]
+
+    @property
+    def stored(self) -> jax.Array:
+        """Rows that hold data, () int32."""
+        return jnp.minimum(self.inserted, self.num_rows)
+
+    @property
+    def data(self) -> Transition:
+        """The whole ring unpacked, leaves `(rows, num_envs, ...)`: for tests and inspection, not for a scan."""
+        return unpack(self.layout, self.words)
+
+
+def check(capacity: int, num_envs: int):
+    """Raises a ValueError that names both numbers where `capacity` is not whole rows of `num_envs`."""
+    if capacity % num_envs or capacity < num_envs:
+        near = max(capacity // num_envs, 1) * num_envs
+        raise ValueError(f"capacity {capacity} must be a multiple of num_envs {num_envs}; {near} is")
+
+
+def create(capacity: int, num_envs: int, example: Transition) -> Replay:
+    """An empty ring of `capacity` transitions, counted over all `num_envs` environments.
+
+    Args: example, one transition without batch axes; its dtypes are kept, pixels as they are.
+    """
+    check(capacity, num_envs)
+    record = layout(example)
+    words = jnp.zeros((capacity // num_envs, num_envs, record.num_words), jnp.uint32)
+    return Replay(words, jnp.int32(0), record)
+
+
+def insert(replay: Replay, transition: Transition) -> Replay:
+    """Overwrites the oldest row with `transition`, whose leaves are `(num_envs, ...)`."""
+    row = replay.inserted % replay.num_rows
+    words = jax.lax.dynamic_update_index_in_dim(replay.words, pack(replay.layout, transition), row, 0)
+    return Replay(words, replay.inserted + 1, replay.layout)
+
+
+def take(replay: Replay, row, env) -> Transition:
+    """The transitions at the given rows and environments, two int arrays of one shape `...`."""
+    # One flat index: with two, XLA on a CPU fuses the gather with the write before it and copies the ring.
+    records = replay.words.reshape(-1, replay.words.shape[-1])
+    return unpack(replay.layout, records[row * replay.num_envs + env])
+
+
+def sample(replay: Replay, key: jax.Array, batch_size: int) -> Transition:
+    """Draws `batch_size` transitions uniformly, with replacement, from those stored."""
+    # Until the ring is full the stored rows are 0..stored-1, afterwards all of them.
+    index = jax.random.randint(key, (batch_size,), 0, replay.stored * replay.num_envs)
+    return take(replay, index // replay.num_envs, index % replay.num_envs)
+
+
+def sample_windows(replay: Replay, key: jax.Array, batch_size: int, length: int) -> Transition:
+    """Draws `batch_size` windows of `length` successive steps of one environment each.
+
+    No window crosses the write head, that is, joins the newest row to the oldest. Windows may hold
+    the end of an episode: cut at `terminated | truncated`. At least `length` rows must be stored.
+
+    Returns: a transition whose leaves are `(batch_size, length, ...)`, time second.
+    """
+    row_key, env_key = jax.random.split(key)
+    oldest = replay.inserted - replay.stored
+    start = oldest + jax.random.randint(row_key, (batch_size,), 0, replay.stored - length + 1)
+    env = jax.random.randint(env_key, (batch_size,), 0, replay.num_envs)
+    rows = (start[:, None] + jnp.arange(length)[None]) % replay.num_rows  # (B, length)
+    return take(replay, rows, jnp.broadcast_to(env[:, None], rows.shape))
+
+
+def n_step(window: Transition, gamma) -> tuple[Transition, jax.Array]:
+    """Sums a window of n steps into one transition from its first step.
+
+    The sum stops at the first `terminated | truncated`, after m <= n steps:
+    `reward` is sum_{i<m} gamma^i r_i, `next_obs` the true successor of step m - 1.
+
+    Args: window, leaves `(B, n, ...)`; gamma, per step.
+    Returns: transitions with leaves `(B, ...)`, and the factor `(B,)` of their bootstrap value,
+        gamma^m, zero where the MDP ended.
+    """
+    ended = window.terminated | window.truncated  # (B, n)
+    alive = jnp.cumsum(ended, 1) - ended == 0  # no episode end strictly before step i
+    steps = alive.sum(1)  # (B,) m
+    powers = gamma ** jnp.arange(ended.shape[1])  # (n,)
+    first = lambda x: x[:, 0]
+    last = lambda x: jax.vmap(lambda column, m: column[m - 1])(x, steps)
+    transition = Transition(
+        obs=jax.tree.map(first, window.obs),
+        action=jax.tree.map(first, window.action),
+        reward=(window.reward * alive * powers[None]).sum(1),
+        next_obs=jax.tree.map(last, window.next_obs),
+        terminated=last(window.terminated),
+        truncated=last(window.truncated),
+    )
+    return transition, gamma**steps * (1 - transition.terminated)
+
+
+def sample_n_step(replay: Replay, key: jax.Array, batch_size: int, n: int, gamma) -> tuple[Transition, jax.Array]:
+    """Draws `batch_size` n-step transitions; see `n_step`. `n = 1` is `sample` with its discount."""
+    if n == 1:
+        transition = sample(replay, key, batch_size)
+        return transition, gamma * (1 - transition.terminated)
+    return n_step(sample_windows(replay, key, batch_size, n), gamma)
