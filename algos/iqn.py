@@ -63,6 +63,7 @@ from envs.types import (
     NonNegative,
     Positive,
     Spec,
+    Widths,
     example_transition,
     pytree,
     static,
@@ -93,7 +94,7 @@ class Config:
     batch_size: Count = static(default=32)  # transitions; published 32
     capacity: Count = static(default=1_000_000)  # transitions over all envs; published 1e6
     prefill: Count = static(default=20_000)  # env steps by a uniform policy; published 20k
-    hidden: tuple[int, ...] = static(default=(512,))  # widths of the dense layers; published (512,)
+    hidden: Widths = static(default=(512,))  # widths of the dense layers; published (512,)
     shared_torso: bool = static(default=True)  # one torso under K heads; published True
     frozen_head_acts: bool = static(default=False)  # draw Qbar_0 too when acting (shared_torso); published True
     huber: bool = static(default=False)  # Huber loss (delta 1) instead of the square; published False

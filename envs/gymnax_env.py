@@ -2,18 +2,34 @@
 
 Auto-reset is gymnax's own: an episode that ends is followed by a fresh initial state drawn from
 the step's key. `next_obs` is gymnax's `final_observation`, the observation before that reset.
-Importing this file imports gymnax, which costs seconds: import it where an environment is made.
+
+Observations keep gymnax's dtype, with two exceptions. MinAtar's are zeros and ones in float32 and
+become bool, a quarter of the replay memory. A scalar index (FrozenLake) becomes a one-hot float32
+vector, which a network can learn from.
+
+Importing gymnax costs seconds, so `make` does it; names and action types are known without.
 """
 
-import difflib
+import sys
+from functools import cache
 from typing import NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.params import convert
 from envs.types import Mean, Spec, Transition, continuous_spec, discrete_spec, pytree, static
+
+# What gymnax registers; tests/test_envs.py compares it with gymnax's own registry.
+DISCRETE = (
+    *("CartPole-v1", "Acrobot-v1", "MountainCar-v0"),
+    *("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"),
+    *("Catch-bsuite", "DeepSea-bsuite", "MemoryChain-bsuite", "UmbrellaChain-bsuite", "DiscountingChain-bsuite"),
+    *("MNISTBandit-bsuite", "SimpleBandit-bsuite", "BernoulliBandit-misc", "GaussianBandit-misc"),
+    *("FourRooms-misc", "MetaMaze-misc", "Pong-misc", "FrozenLake-misc"),
+)
+CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0", "PointRobot-misc", "Reacher-misc", "Swimmer-misc")
 
 
 class EnvState(NamedTuple):
@@ -27,7 +43,7 @@ class EnvState(NamedTuple):
 
 @pytree
 class GymnaxEnv:
-    params: object  # gymnax's own parameters: leaves, so a new value does not recompile
+    params: object  # gymnax's own parameters: arrays, so a new value does not recompile
     action_low: jax.Array | None  # (action_size,) the env's own bounds; None where discrete
     action_high: jax.Array | None
     env: object = static()
@@ -37,7 +53,9 @@ class GymnaxEnv:
     def reset(self, key) -> EnvState:
         """Fresh initial states for all environments."""
         obs, inner = jax.vmap(self.env.reset, (0, None))(jax.random.split(key, self.num_envs), self.params)
-        return EnvState(inner, self._cast(obs), jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, jnp.int32))
+        # gymnax's states hold weakly typed zeros; a carry whose types change would compile twice.
+        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        return EnvState(inner, self._encode(obs), jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, jnp.int32))
 
     def step(self, key, state: EnvState, action) -> tuple[EnvState, Transition, dict[str, Mean]]:
         """Steps every environment, resetting those whose episode ended.
@@ -50,16 +68,18 @@ class GymnaxEnv:
         obs, inner, reward, terminated, truncated, info = jax.vmap(self.env.step, (0, 0, 0, None))(
             keys, state.inner, self._env_action(action), self.params
         )
-        done = terminated | truncated
+        inner = jax.tree.map(lambda new, old: new.astype(old.dtype), inner, state.inner)
+        next_obs = self._encode(info["final_observation"])
         reward = reward.astype(jnp.float32)
+        done = terminated | truncated
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
         finished = dict(
             episode_return=Mean(episode_return * done, done),
             episode_length=Mean(episode_length * done, done),
         )
-        transition = Transition(state.obs, action, reward, self._cast(info["final_observation"]), terminated, truncated)
-        next_state = EnvState(inner, self._cast(obs), episode_return * ~done, episode_length * ~done)
+        transition = Transition(state.obs, action, reward, next_obs, terminated, truncated)
+        next_state = EnvState(inner, self._encode(obs), episode_return * ~done, episode_length * ~done)
         return next_state, transition, finished
 
     def _env_action(self, action):
@@ -68,40 +88,59 @@ class GymnaxEnv:
         action = self.action_low + (action + 1) / 2 * (self.action_high - self.action_low)
         return action.reshape(self.num_envs, *self.env.action_space(self.params).shape)
 
-    def _cast(self, obs):
-        return jax.tree.map(lambda x, s: x.astype(s.dtype), obs, self.spec.obs)
+    def _encode(self, obs):
+        """gymnax's observations `(num_envs, ...)` as `spec.obs` says."""
+        one_hot = lambda x, s: jax.nn.one_hot(x, *s.shape, dtype=s.dtype)
+        return jax.tree.map(lambda x, s: x.astype(s.dtype) if x.ndim > len(s.shape) else one_hot(x, s), obs, self.spec.obs)
 
 
 def action_type(name: str) -> str:
-    """`discrete` or `continuous`, without building the environment's arrays."""
-    env, params = gymnax.make(name)
-    return "discrete" if hasattr(env.action_space(params), "n") else "continuous"
+    """`discrete` or `continuous`."""
+    if name in DISCRETE + CONTINUOUS:
+        return "discrete" if name in DISCRETE else "continuous"
+    return make(name, 1).spec.action_type
 
 
 def names() -> list[str]:
-    return list(gymnax.registered_envs)
+    """gymnax's own ids, and those that this program has given to `gymnax.register`."""
+    gymnax = sys.modules.get("gymnax")  # where it is not imported, nothing was registered
+    return list(dict.fromkeys(DISCRETE + CONTINUOUS + tuple(gymnax.registered_envs if gymnax else ())))
+
+
+@cache  # one instance for each id: it is a static argument of gymnax's jitted functions
+def _create(name: str):
+    import gymnax
+
+    try:
+        return gymnax.make(name)
+    except OSError as error:
+        raise ValueError(f"{name} downloads its images, and that failed ({error}); choose another environment") from None
 
 
 def make(name: str, num_envs: int, **params) -> GymnaxEnv:
     """Builds `num_envs` copies of a registered gymnax environment.
 
-    Args: params, gymnax parameters by name, for example `max_steps_in_episode=100`.
-    Raises: ValueError naming a parameter the environment does not have and the closest it has.
+    Args: params, gymnax parameters by name, for example `max_steps_in_episode=100`. CartPole's
+        `total_mass` and `polemass_length` follow its masses and length unless given.
+    Raises: ValueError naming a parameter the environment does not have and the closest it has, or
+        a value of the wrong type.
     """
-    try:
-        env, defaults = gymnax.make(name)
-    except OSError as error:  # MNISTBandit-bsuite fetches its images
-        raise ValueError(f"{name} needs a download that failed ({error}); choose another environment") from None
-    for key in params:
-        if not hasattr(defaults, key):
-            known = sorted(vars(defaults))
-            close = difflib.get_close_matches(key, known, 1, 0)
-            raise ValueError(f"{name} has no parameter {key!r}; did you mean {close[0]!r}? It has: {', '.join(known)}")
-    env_params = defaults.replace(**params)
+    env, defaults = _create(name)
+    given = convert(name, params, vars(defaults), positive=("max_steps_in_episode",))
+    if name == "CartPole-v1":  # gymnax stores the products beside their factors, and steps by both
+        p = vars(defaults) | given
+        derived = dict(total_mass=p["masscart"] + p["masspole"], polemass_length=p["masspole"] * p["length"])
+        given = derived | given
+    env_params = jax.tree.map(jnp.asarray, defaults.replace(**given))
 
     obs, _ = jax.eval_shape(env.reset, jax.random.key(0), env_params)
-    # Pixels and other flags keep their own dtype; python-float and integer rewards become float32.
-    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
+    observation_space = env.observation_space(env_params)
+    if name.endswith("-MinAtar"):
+        obs = jax.ShapeDtypeStruct(obs.shape, jnp.bool_)
+    elif hasattr(observation_space, "n"):
+        obs = jax.ShapeDtypeStruct((int(observation_space.n),), jnp.float32)
+    else:
+        obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
     max_steps = int(env_params.max_steps_in_episode)
     space = env.action_space(env_params)
     if hasattr(space, "n"):

@@ -99,6 +99,7 @@ NonNegative = Annotated[float, Interval(0, math.inf, False, True)]
 Fraction = Annotated[float, Interval(0, 1)]
 Count = Annotated[int, Interval(1, math.inf)]  # at least one
 Natural = Annotated[int, Interval(0, math.inf)]  # zero allowed
+Widths = Annotated[tuple[int, ...], Interval(1, math.inf)]  # of hidden layers, first to last
 
 
 class Example(NamedTuple):
@@ -109,3 +110,4 @@ class Example(NamedTuple):
     eval_period: int  # in the units of `steps`
     config: Any
     num_envs: int = 1
+    seeds: tuple[int, ...] = (0,)

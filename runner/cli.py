@@ -1,0 +1,196 @@
+"""The command line of `scripts/train.py`, built by tyro from the algorithm's own Config.
+
+Takes what people type (`--config.hidden 256 256`) and what W&B agents pass
+(`--config.hidden=[256, 256]`, `--config.huber=False`, `--steps=1e6`).
+"""
+
+import argparse
+import ast
+import dataclasses
+import math
+import re
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from runner import settings
+from runner.check import BadInput
+
+SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+|[+-]?\d+\.0+")
+WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+
+
+def normalise(argv: list[str]) -> list[str]:
+    """Brings every argument to the one form that tyro takes.
+
+    `--a=b` becomes `--a b`; a list in brackets becomes its elements; `1e6` and `3.0` become whole
+    numbers (which a float also accepts); `true`, `false` and `null` become Python's words.
+    """
+    tokens = []
+    for token in argv:
+        if token.startswith("--") and "=" in token:
+            tokens += token.split("=", 1)
+        elif tokens and tokens[-1][:1] in ("[", "(") and tokens[-1][-1:] not in ("]", ")"):
+            tokens[-1] += token  # a bracketed list that a shell split at its spaces
+        else:
+            tokens.append(token)
+    return [value for token in tokens for value in expand(token)]
+
+
+def expand(token: str) -> list[str]:
+    """One argument to its normal form, which is several for a bracketed list."""
+    token = token.strip()
+    if token[:1] in ("[", "(") and token[-1:] in ("]", ")"):
+        return [value for item in re.split(r"[\s,]+", token[1:-1]) if item for value in expand(item.strip("'\""))]
+    if SCIENTIFIC.fullmatch(token) and math.isfinite(float(token)) and float(token).is_integer():
+        return [str(int(float(token)))]
+    return [WORDS.get(token.lower(), token)]
+
+
+def split_env_params(tokens: list[str]) -> tuple[list[str], dict]:
+    """Takes `--env-params.NAME VALUE` out of the arguments; values are Python literals or else strings."""
+    rest, params = [], {}
+    tokens = iter(tokens)
+    for token in tokens:
+        if not token.startswith("--env-params."):
+            rest.append(token)
+            continue
+        value = next(tokens, None)
+        if value is None or value.startswith("--"):
+            raise BadInput(f"{token} needs a value, for example {token} 0.7")
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            pass
+        params[token.removeprefix("--env-params.").replace("-", "_")] = value
+    return rest, params
+
+
+def options(kind: settings.Kind, config_type: type):
+    """The dataclass that the flags fill, for one kind of source and one Config."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        """Trains an algorithm, evaluates it and writes what it learned to a run directory."""
+
+        algo: str
+        """File of algos/ to train."""
+        source: Annotated[str, tyro.conf.arg(name=kind.flag)]
+        """What it learns from; --list shows all."""
+        steps: int
+        """Length of training, in the unit of the source: env steps over all environments, prefill included."""
+        seeds: tuple[int, ...]
+        """One run each, all trained at once."""
+        num_envs: int
+        """Environments stepped at once by each run."""
+        eval_period: int
+        """Steps between evaluations; a multiple of what one iteration of the algorithm makes."""
+        config: config_type
+        """The algorithm's own settings, each with its unit and published value."""
+        eval_episodes: int = 16
+        """Greedy episodes averaged at each evaluation."""
+        checkpoint_period: int | None = None
+        """Steps between checkpoints, a multiple of eval-period; None: about once a minute. The end always writes one."""
+        preset: Literal["tuned", "published"] = "tuned"
+        """Defaults: tuned for this source where that exists (EXAMPLE, sweeps/), or the published ones."""
+        run_dir: str | None = None
+        """Where to write; None: runs/ALGO-SOURCE-TIME in the current folder."""
+        resume: str | None = None
+        """Run directory to continue. Takes its settings from there; a larger --steps prolongs it."""
+        time_limit: float | None = None
+        """Seconds of wall clock after which to write a checkpoint and stop."""
+        wandb: Literal["disabled", "offline", "online"] | None = None
+        """Weights & Biases. None: disabled, but under a sweep agent online (or what WANDB_MODE says)."""
+        wandb_project: str = "bellmax"
+        """Project to log to; a sweep's own overrides it."""
+
+    return Options
+
+
+def overview() -> str:
+    return (
+        "usage: python scripts/train.py --algo NAME [--env ID] [--seeds 0 1 2] [--config.FIELD VALUE] ...\n\n"
+        f"algorithms: {', '.join(settings.algorithms())}\n\n"
+        "  --algo NAME                 trains NAME on its example task\n"
+        "  --algo NAME --help          every setting of NAME, with unit and published value\n"
+        "  --env-params.FIELD VALUE    a parameter of the environment itself, for example length 0.7\n"
+        "  --resume RUN_DIR            continues a run, bit for bit\n"
+        "  --list                      algorithms and environments with their action types"
+    )
+
+
+def known(tokens: list[str], *flags: str) -> argparse.Namespace:
+    """The flags that decide what the other flags are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in flags:
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default=None)
+    try:
+        return parser.parse_known_args([t for t in tokens if t not in ("-h", "--help")])[0]
+    except argparse.ArgumentError as error:
+        raise BadInput(str(error)) from None
+
+
+class Launch(typing.NamedTuple):
+    """What a command line asks for."""
+
+    algo: types.ModuleType
+    kind: settings.Kind
+    options: typing.Any
+    source_params: dict
+    origin: str  # where the defaults came from, in words
+
+
+def parse(argv: list[str]) -> Launch:
+    """Prints and exits where only help was asked for, or where tyro refuses an argument. Raises BadInput."""
+    tokens, env_params = split_env_params(normalise(argv))
+    first = known(tokens, "algo", "preset", "resume")
+    if first.resume is not None:
+        return parse_resume(tokens, env_params, Path(first.resume), first.algo)
+    if first.algo is None:
+        if tokens and not {"-h", "--help"} & set(tokens):
+            raise BadInput(f"--algo is missing; one of: {', '.join(settings.algorithms())}")
+        print(overview())
+        sys.exit(0)
+    algo = settings.load(first.algo)
+    kind = settings.kind_of(algo)
+    source = getattr(known(tokens, kind.flag), kind.flag) or algo.EXAMPLE.source
+    values, origin = settings.defaults(algo, first.algo, source, first.preset != "published")
+    options = fill(kind, algo, tokens, dict(algo=first.algo, **values))
+    return Launch(algo, kind, options, env_params, origin)
+
+
+# What may differ between a run and its continuation: how long, how it is watched and saved.
+FREE_ON_RESUME = ("resume", "steps", "time_limit", "checkpoint_period", "wandb", "wandb_project")
+
+
+def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
+    """The launch that a run directory was written by, with the few flags that may change."""
+    saved = settings.read(run_dir)
+    if env_params or algo_name not in (None, saved["algo"]):
+        raise BadInput(f"--resume takes the algorithm ({saved['algo']}) and environment from {run_dir}")
+    algo = settings.load(saved["algo"])
+    kind = settings.kind_of(algo)
+    names = ("algo", "source", "steps", "num_envs", "eval_period", "eval_episodes")
+    values = {name: saved[name] for name in names}
+    config = settings.replace(algo.Config(), saved["config"], str(run_dir / "config.json"))
+    before = dict(**values, seeds=tuple(saved["seeds"]), config=config)
+    options = fill(kind, algo, tokens, before)
+    for field in dataclasses.fields(options):
+        if field.name in before and field.name not in FREE_ON_RESUME:
+            old, new = before[field.name], getattr(options, field.name)
+            if old != new:
+                raise BadInput(f"--resume continues with {field.name} {old}, not {new}; start a new run to change it")
+    if options.steps < saved["steps"]:
+        raise BadInput(f"--steps {options.steps} is less than the {saved['steps']} of {run_dir}; only more is possible")
+    return Launch(algo, kind, options, saved["source_params"], str(run_dir / "config.json"))
+
+
+def fill(kind, algo, tokens, values: dict):
+    """The options: tyro's reading of the arguments over the default values."""
+    options_type = options(kind, algo.Config)
+    config = (tyro.conf.FlagConversionOff,)
+    return tyro.cli(options_type, args=tokens, default=options_type(**values), prog="train.py", config=config)

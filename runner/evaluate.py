@@ -1,0 +1,43 @@
+"""Greedy evaluation on the device: N episodes at once for every run, compiled once, over when the last one ends."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+
+@partial(jax.jit, static_argnames="algo")
+def evaluate(algo, configs, env, params, keys) -> dict:
+    """Plays one episode in each of `env.num_envs` environments and averages over them.
+
+    Args: params, leading axis R on every leaf; keys `(R,)`, from which all randomness comes, so that
+        evaluating more or less often cannot change training.
+    Returns: `(R,)` means of what the environment reports at the end of an episode, by name:
+        `episode_return` becomes `eval_return`, `success` becomes `eval_success`.
+    """
+
+    def reset(config, params, key):
+        key, reset_key, begin_key = jax.random.split(key, 3)
+        env_state = env.reset(reset_key)
+        if hasattr(algo, "begin"):  # for example DηN chooses its initial stock here
+            env_state = algo.begin(config, env.spec, params, env_state, begin_key)
+        return env_state, key
+
+    def play(config, params, run):
+        env_state, key, totals, alive = run
+        key, act_key, env_key = jax.random.split(key, 3)
+        action = algo.act(config, env.spec, params, env_state.obs, act_key)
+        env_state, transition, finished = env.step(env_key, env_state, action)
+        first = {name: jnp.where(alive, m.total, 0.0) for name, m in finished.items()}
+        totals = {name: totals[name] + first[name] for name in totals}
+        return env_state, key, totals, alive & ~(transition.terminated | transition.truncated)
+
+    env_states, keys = jax.vmap(reset)(configs, params, keys)
+    action = jax.tree.map(lambda s: jax.ShapeDtypeStruct((env.num_envs, *s.shape), s.dtype), env.spec.action)
+    one_state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), env_states)
+    names = jax.eval_shape(env.step, jax.ShapeDtypeStruct((), keys.dtype), one_state, action)[2]
+    shape = (keys.shape[0], env.num_envs)
+    runs = (env_states, keys, {name: jnp.zeros(shape) for name in names}, jnp.ones(shape, bool))
+    # One unbatched predicate for all runs: under vmap it would become a select of every state.
+    runs = jax.lax.while_loop(lambda r: r[3].any(), lambda r: jax.vmap(play)(configs, params, r), runs)
+    return {f"eval_{name.removeprefix('episode_')}": total.mean(1) for name, total in runs[2].items()}

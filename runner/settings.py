@@ -1,0 +1,144 @@
+"""What a launch is: the algorithm, its source, its settings, and where each setting came from.
+
+Order of precedence, later wins: the Config's published defaults; where the source is the
+algorithm's EXAMPLE, the EXAMPLE; else the fixed `value:` entries of `sweeps/<algo>/<env>.yaml`;
+the command line. `--preset published` skips the middle.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import json
+import re
+import types
+import typing
+from pathlib import Path
+
+from runner.check import BadInput
+
+ROOT = Path(__file__).parents[1]
+
+
+class Kind(typing.NamedTuple):
+    """What an algorithm learns from: the name of `init`'s second parameter."""
+
+    flag: str  # --env
+    counter: str  # the field of State that `--steps` counts
+    unit: str
+    make: typing.Callable  # (name, num_envs, **params) -> source
+
+
+def _make_env(*args, **kwargs):
+    import envs
+
+    return envs.make(*args, **kwargs)
+
+
+KINDS = {"env": Kind("env", "env_steps", "env steps", _make_env)}
+
+
+def algorithms() -> list[str]:
+    """The names that `--algo` takes: the files of `algos/`."""
+    return sorted(p.stem for p in (ROOT / "algos").glob("*.py") if p.stem != "__init__")
+
+
+def load(name: str) -> types.ModuleType:
+    if name not in algorithms():
+        close = difflib.get_close_matches(name, algorithms(), 3, 0)
+        raise BadInput(f"unknown algorithm {name!r}; closest: {', '.join(close)}")
+    return importlib.import_module(f"algos.{name}")
+
+
+def kind_of(algo) -> Kind:
+    """By the name of the second parameter of the algorithm's `init`."""
+    return KINDS[list(inspect.signature(algo.init).parameters)[1]]
+
+
+def preset_path(algo_name: str, source: str) -> Path:
+    """The sweep file whose fixed values tune `algo_name` on `source`: `Breakout-MinAtar` is `minatar_breakout.yaml`."""
+    suite, _, name = source.lower().rpartition("/")
+    name = re.sub(r"-v\d+$", "", name)
+    name, _, family = name.partition("-")
+    parts = [part for part in (suite, family, name) if part]
+    return ROOT / "sweeps" / algo_name / f"{'_'.join(parts).replace('/', '_').replace('-', '_')}.yaml"
+
+
+def preset(path: Path) -> dict:
+    """The fixed `value:` entries of a W&B sweep file, by their names there (`config.learning_rate`)."""
+    import yaml
+
+    parameters = yaml.safe_load(path.read_text())["parameters"]
+    return {name: entry["value"] for name, entry in parameters.items() if "value" in entry}
+
+
+def coerce(value, annotation, name: str):
+    """A value from YAML or JSON as a field's type: lists to tuples, `1e-3` (a string in YAML) to a float."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    try:
+        if typing.get_origin(annotation) is tuple:
+            return tuple(coerce(x, typing.get_args(annotation)[0], name) for x in value)
+        if annotation is bool and not isinstance(value, bool):
+            raise ValueError
+        if annotation is int and int(value) != float(value):
+            raise ValueError
+        return annotation(value) if annotation in (int, float, bool, str) else value
+    except (TypeError, ValueError):
+        wanted = getattr(annotation, "__name__", annotation)
+        raise BadInput(f"{name} is {value!r}; it must be of type {wanted}") from None
+
+
+def replace(config, values: dict, origin: str):
+    """`config` with some fields replaced by name, each as its own type. Raises BadInput for an unknown field."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for name in values:
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, 1, 0)
+            raise BadInput(f"{origin}: no setting {name!r}; did you mean {close[0]!r}?")
+    return dataclasses.replace(config, **{k: coerce(v, hints[k], f"{origin}: {k}") for k, v in values.items()})
+
+
+def defaults(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, str]:
+    """What the flags default to for this algorithm on this source, and where that came from, in words."""
+    example = algo.EXAMPLE
+    values = dict(
+        source=source,
+        steps=example.steps,
+        num_envs=example.num_envs,
+        eval_period=example.eval_period,
+        seeds=example.seeds,
+        config=algo.Config(),
+    )
+    if not use_preset:
+        return values, "published defaults"
+    if source == example.source:
+        return values | dict(config=example.config), "the algorithm's EXAMPLE"
+    path = preset_path(algo_name, source)
+    if not path.exists():
+        return values, f"published defaults (no {path.relative_to(ROOT)})"
+    fixed = {name.replace("-", "_"): value for name, value in preset(path).items()}
+    origin = str(path.relative_to(ROOT))
+    config = {k.removeprefix("config."): v for k, v in fixed.items() if k.startswith("config.")}
+    values["config"] = replace(algo.Config(), config, origin)
+    for name in ("steps", "num_envs", "eval_period"):
+        if name in fixed:
+            values[name] = coerce(fixed[name], int, f"{origin}: {name}")
+    if "seeds" in fixed:
+        values["seeds"] = coerce(fixed["seeds"], tuple[int, ...], f"{origin}: seeds")
+    return values, origin
+
+
+def read(run_dir: Path) -> dict:
+    """The settings in `config.json`. Raises BadInput naming the file where they are not there or not whole."""
+    path = run_dir / "config.json"
+    try:
+        settings = json.loads(path.read_text())
+        missing = [key for key in ("algo", "source", "seeds", "config", "steps") if key not in settings]
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist: {run_dir} is not a run directory") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); nothing was changed") from None
+    if missing:
+        raise BadInput(f"{path} lacks {', '.join(missing)}: not a Bellmax run directory; nothing was changed")
+    return settings

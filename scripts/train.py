@@ -1,0 +1,58 @@
+"""Trains an algorithm: `python scripts/train.py --algo iqn`. `--help` shows every flag."""
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from runner import cli
+from runner.check import BadInput
+
+
+def use_compilation_cache():
+    """Keeps compiled programs in the user's cache folder, apart for each kind of processor."""
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        cpu = Path("/proc/cpuinfo")
+        lines = cpu.read_text().splitlines() if cpu.exists() else []
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        jax.config.update(
+            "jax_compilation_cache_dir", str(cache / "bellmax" / hashlib.sha1(flags.encode()).hexdigest()[:8])
+        )
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def show_list():
+    """Algorithms and environments with their action types."""
+    import envs
+    from runner import settings
+
+    for name in settings.algorithms():
+        algo = settings.load(name)
+        print(f"{name:<24} {' or '.join(algo.ACTIONS):<24} {algo.__doc__.strip().splitlines()[0]}")
+    print()
+    for name in envs.ids():
+        print(f"{name:<28} {envs.action_type(name)}")
+
+
+def main() -> int:
+    try:
+        if "--list" in sys.argv:
+            show_list()
+            return 0
+        launch = cli.parse(sys.argv[1:])
+        use_compilation_cache()
+        from runner.train import train
+
+        return train(launch)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
