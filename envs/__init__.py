@@ -10,13 +10,18 @@ An environment has `spec`, `num_envs`, `reset(key) -> state` and `step(key, stat
 import difflib
 import importlib
 
-# Prefix of an id -> module that makes it. Modules are imported when asked for: gymnax costs seconds.
+# Prefix of an id -> module that makes it. The modules import gymnax and Brax only to make one.
 SUITES = {"": "envs.gymnax_env", "brax": "envs.brax_env"}
 
 
 def _suite(name: str):
+    """The module and the name within it of a known id. Raises: ValueError naming the closest ids."""
     prefix, _, rest = name.rpartition("/")
-    return SUITES.get(prefix), rest
+    if prefix in SUITES:
+        module = importlib.import_module(SUITES[prefix])
+        if rest in module.names():
+            return module, rest
+    raise ValueError(f"unknown environment {name!r}; closest: {', '.join(closest(name))} (--list shows all)")
 
 
 def make(name: str, num_envs: int = 1, **params):
@@ -26,21 +31,14 @@ def make(name: str, num_envs: int = 1, **params):
     Raises: ValueError naming the closest known ids where `name` is unknown, or the closest
         parameter where one is.
     """
-    module_name, rest = _suite(name)
-    if module_name is None:
-        prefix = name.rpartition("/")[0]
-        known = ", ".join(f"{p}/" for p in SUITES if p)
-        raise ValueError(
-            f"unknown environment {name!r}: no suite {prefix + '/'!r}; suites are {known} and gymnax's plain ids"
-        )
-    module = importlib.import_module(module_name)
-    if rest not in module.names():
-        raise ValueError(f"unknown environment {name!r}; closest: {', '.join(closest(name))} (--list shows all)")
+    module, rest = _suite(name)
+    if num_envs < 1:
+        raise ValueError(f"num_envs {num_envs} must be at least 1")
     return module.make(rest, num_envs, **params)
 
 
 def ids() -> list[str]:
-    """Every id that `make` takes."""
+    """Every known id."""
     return [
         f"{prefix}/{name}" if prefix else name
         for prefix, module in SUITES.items()
@@ -51,14 +49,12 @@ def ids() -> list[str]:
 def closest(name: str, number: int = 3) -> list[str]:
     """The known ids nearest to `name`, ignoring case, version suffix and suite."""
     plain = lambda s: s.lower().rpartition("/")[2].partition("-")[0]
-    everything = ids()
-    exact = [i for i in everything if plain(i) == plain(name)]
-    near = difflib.get_close_matches(name.lower(), [i.lower() for i in everything], number, 0)
-    by_lower = {i.lower(): i for i in everything}
-    return list(dict.fromkeys(exact + [by_lower[n] for n in near]))[:number]
+    ratio = lambda a, b: difflib.SequenceMatcher(None, a, b).ratio()
+    likeness = lambda i: (ratio(plain(i), plain(name)), ratio(i.lower(), name.lower()))
+    return sorted(ids(), key=likeness, reverse=True)[:number]
 
 
 def action_type(name: str) -> str:
-    """`discrete` or `continuous`."""
-    module_name, rest = _suite(name)
-    return importlib.import_module(module_name).action_type(rest)
+    """`discrete` or `continuous`. Raises: ValueError naming the closest ids where `name` is unknown."""
+    module, rest = _suite(name)
+    return module.action_type(rest)

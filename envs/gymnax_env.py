@@ -52,9 +52,9 @@ class GymnaxEnv:
 
     def reset(self, key) -> EnvState:
         """Fresh initial states for all environments."""
-        obs, inner = jax.vmap(self.env.reset, (0, None))(jax.random.split(key, self.num_envs), self.params)
-        # gymnax's states hold weakly typed zeros; a carry whose types change would compile twice.
-        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        keys = jax.random.split(key, self.num_envs)
+        with jax.numpy_rank_promotion("allow"):  # gymnax's Swimmer needs it; our own code does not
+            obs, inner = jax.vmap(self.env.reset, (0, None))(keys, self.params)
         return EnvState(inner, self._encode(obs), jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, jnp.int32))
 
     def step(self, key, state: EnvState, action) -> tuple[EnvState, Transition, dict[str, Mean]]:
@@ -65,10 +65,11 @@ class GymnaxEnv:
             and `episode_length` of the episodes that ended on this step, per environment.
         """
         keys = jax.random.split(key, self.num_envs)
-        obs, inner, reward, terminated, truncated, info = jax.vmap(self.env.step, (0, 0, 0, None))(
-            keys, state.inner, self._env_action(action), self.params
-        )
-        inner = jax.tree.map(lambda new, old: new.astype(old.dtype), inner, state.inner)
+        env_action = self._env_action(action)
+        with jax.numpy_rank_promotion("allow"):
+            obs, inner, reward, terminated, truncated, info = jax.vmap(self.env.step, (0, 0, 0, None))(
+                keys, state.inner, env_action, self.params
+            )
         next_obs = self._encode(info["final_observation"])
         reward = reward.astype(jnp.float32)
         done = terminated | truncated
@@ -85,13 +86,16 @@ class GymnaxEnv:
     def _env_action(self, action):
         if self.action_low is None:
             return action
-        action = self.action_low + (action + 1) / 2 * (self.action_high - self.action_low)
+        low, high = self.action_low[None], self.action_high[None]
+        action = low + (action + 1) / 2 * (high - low)
         return action.reshape(self.num_envs, *self.env.action_space(self.params).shape)
 
     def _encode(self, obs):
         """gymnax's observations `(num_envs, ...)` as `spec.obs` says."""
         one_hot = lambda x, s: jax.nn.one_hot(x, *s.shape, dtype=s.dtype)
-        return jax.tree.map(lambda x, s: x.astype(s.dtype) if x.ndim > len(s.shape) else one_hot(x, s), obs, self.spec.obs)
+        return jax.tree.map(
+            lambda x, s: x.astype(s.dtype) if x.ndim > len(s.shape) else one_hot(x, s), obs, self.spec.obs
+        )
 
 
 def action_type(name: str) -> str:
@@ -114,7 +118,9 @@ def _create(name: str):
     try:
         return gymnax.make(name)
     except OSError as error:
-        raise ValueError(f"{name} downloads its images, and that failed ({error}); choose another environment") from None
+        raise ValueError(
+            f"{name} downloads its images, and that failed ({error}); choose another environment"
+        ) from None
 
 
 def make(name: str, num_envs: int, **params) -> GymnaxEnv:
@@ -131,7 +137,8 @@ def make(name: str, num_envs: int, **params) -> GymnaxEnv:
         p = vars(defaults) | given
         derived = dict(total_mass=p["masscart"] + p["masspole"], polemass_length=p["masspole"] * p["length"])
         given = derived | given
-    env_params = jax.tree.map(jnp.asarray, defaults.replace(**given))
+    # Through NumPy, so that a default and a given value have one type: Python numbers are weakly typed.
+    env_params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), defaults.replace(**given))
 
     obs, _ = jax.eval_shape(env.reset, jax.random.key(0), env_params)
     observation_space = env.observation_space(env_params)

@@ -40,4 +40,4 @@ def _convert(env, name, value, default):
         return result
     kind = "true or false" if is_bool else "an integer" if default.dtype.kind == "i" else "a number"
     kind = f"{default.size} numbers" if default.ndim else kind
-    raise ValueError(f"{env}: {name} must be {kind}, such as its default {default}; got {value!r}")
+    raise ValueError(f"{env}: {name} must be {kind}, such as {default}; got {value!r}")

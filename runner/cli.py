@@ -94,7 +94,7 @@ def options(kind: settings.Kind, config_type: type):
         eval_episodes: int = 16
         """Greedy episodes averaged at each evaluation."""
         checkpoint_period: int | None = None
-        """Steps between checkpoints, a multiple of eval-period; None: about once a minute. The end always writes one."""
+        """Steps between checkpoints, a multiple of eval-period; None: about once a minute. The end writes one too."""
         preset: Literal["tuned", "published"] = "tuned"
         """Defaults: tuned for this source where that exists (EXAMPLE, sweeps/), or the published ones."""
         run_dir: str | None = None
@@ -190,7 +190,14 @@ def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
 
 
 def fill(kind, algo, tokens, values: dict):
-    """The options: tyro's reading of the arguments over the default values."""
+    """The options: tyro's reading of the arguments over the default values, and checks on each alone."""
     options_type = options(kind, algo.Config)
     config = (tyro.conf.FlagConversionOff,)
-    return tyro.cli(options_type, args=tokens, default=options_type(**values), prog="train.py", config=config)
+    filled = tyro.cli(options_type, args=tokens, default=options_type(**values), prog="train.py", config=config)
+    if not filled.seeds or min(filled.seeds) < 0 or len(set(filled.seeds)) < len(filled.seeds):
+        raise BadInput(f"--seeds {filled.seeds} must be different whole numbers from 0 on, at least one")
+    for name in ("num_envs", "eval_episodes", "time_limit"):
+        value = getattr(filled, name)
+        if value is not None and not value > 0:
+            raise BadInput(f"--{name.replace('_', '-')} is {value}; it must be positive")
+    return filled

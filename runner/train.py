@@ -4,6 +4,7 @@ A chunk is one evaluation period. It is run in slices of about a second, so that
 Ctrl-C is answered; slices change nothing, as `runner.run.advance` is one program for every length.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,13 +13,14 @@ import signal
 import subprocess
 import time
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from runner import check, checkpoint, progress, run, settings, wandb_log
+from runner import check, checkpoint, files, plots, policy, progress, run, settings, wandb_log
 from runner.check import BadInput
 from runner.cli import Launch
 from runner.evaluate import evaluate
@@ -29,11 +31,28 @@ CHECKPOINT_SECONDS = 60.0  # at least this between checkpoints, and 20 times wha
 EXIT_DIVERGED = 3
 
 
+def train(launch: Launch) -> int:
+    """Runs a launch to its end, or as far as it is let. Returns the exit code.
+
+    Raises: BadInput, before anything compiles and before anything in an existing run is changed.
+    """
+    began = time.perf_counter()
+    training = Training(launch)
+    with Stop(launch.options.time_limit) as stop:
+        training.start()
+        reporter = progress.Reporter(training.console, launch.options.steps, training.count, launch.kind.unit)
+        with reporter:
+            while not training.finished and stop.reason is None:
+                training.chunk(stop, reporter)
+        training.save()
+    return training.close(stop.reason, time.perf_counter() - began)
+
+
 class Stop:
     """Notes Ctrl-C, SIGTERM and the time limit; the loop looks at the end of a slice. A second Ctrl-C ends at once."""
 
     def __init__(self, time_limit: float | None):
-        self.reason = None
+        self.signal = None
         self.deadline = math.inf if time_limit is None else time.monotonic() + time_limit
 
     def __enter__(self):
@@ -45,39 +64,207 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number, _):
-        if self.reason is not None:
+        if self.signal is not None:
             raise KeyboardInterrupt
-        self.reason = signal.Signals(number).name
+        self.signal = signal.Signals(number).name
 
-    def asked(self) -> bool:
-        if self.reason is None and time.monotonic() > self.deadline:
-            self.reason = "time limit"
-        return self.reason is not None
+    @property
+    def reason(self) -> str | None:
+        return self.signal or ("time limit" if time.monotonic() > self.deadline else None)
+
+
+class Training:
+    """A launch under way. The constructor is the door: all that can be refused is refused there."""
+
+    def __init__(self, launch: Launch):
+        self.algo, self.kind, self.options = launch.algo, launch.kind, launch.options
+        options = self.options
+        self.console = progress.console()
+        with refusing():
+            self.source = self.kind.make(options.source, options.num_envs, **launch.source_params)
+            self.eval_env = self.kind.make(options.source, options.eval_episodes, **launch.source_params)
+            check.check(self.algo, options.config, self.source)
+        check_lengths(self.algo, options, self.source)
+        self.wandb_mode = wandb_log.mode_of(options.wandb)
+        wandb_log.check(self.wandb_mode)
+
+        self.run_dir = Path(options.resume or options.run_dir or default_run_dir(options))
+        if not options.resume and (self.run_dir / "config.json").exists():
+            raise BadInput(f"{self.run_dir} holds a run; choose another --run-dir, or --resume {self.run_dir}")
+        check.check_writable(self.run_dir)
+        self.described = describe(launch)
+        self.log = files.MetricsFile(self.run_dir / "metrics.jsonl")
+
+        self.num_runs = len(options.seeds)
+        self.configs = run.broadcast(options.config, self.num_runs)
+        self.keys = jax.vmap(jax.random.key)(jnp.array(options.seeds))
+        init = lambda configs, keys: run.init(self.algo, configs, self.source, keys)
+        self.abstract = jax.eval_shape(init, self.configs, self.keys)
+        memory = check.check_memory(self.abstract, self.num_runs)
+
+        # Of a resumed run everything is read and checked before anything is written.
+        self.carry, meta = None, dict(chunk=1, metrics_bytes=0, diverged={}, best=[None] * self.num_runs)
+        newest = checkpoint.latest(self.run_dir / "checkpoint") if options.resume else None
+        if newest is not None:
+            self.carry, meta = checkpoint.restore(newest, self.abstract)
+        self.log.check(meta["metrics_bytes"])
+        self.metrics_bytes = meta["metrics_bytes"]
+        self.next_chunk = meta["chunk"]
+        self.diverged = {int(r): chunk for r, chunk in meta["diverged"].items()}  # run -> chunk
+        self.best = Best(self.run_dir / "policy" / "best.msgpack", self.abstract.states.params, meta["best"])
+        announce(self.console, launch, self.run_dir, memory, newest)
+
+    def start(self):
+        """Writes the settings, compiles, and makes the first state where no checkpoint held one."""
+        files.write(self.run_dir / "config.json", json.dumps(self.described, indent=2).encode())
+        self.log.rewind(self.metrics_bytes)
+        self.wandb = wandb_log.Logger(self.wandb_mode, self.options.wandb_project, self.described, self.run_dir)
+        began = time.perf_counter()
+        if self.carry is None:
+            self.carry = run.init(self.algo, self.configs, self.source, self.keys)
+        self.carry = self.advance(0)  # compiles the program that every later slice runs
+        progress.say(self.console, f"compiled in {time.perf_counter() - began:.1f} s")
+        self.pace = None  # seconds per step of the algorithm
+        self.saved_at, self.saved_time, self.save_seconds = None, time.monotonic(), 0.0
+
+    def advance(self, num_steps: int) -> run.Carry:
+        return jax.block_until_ready(run.advance(self.algo, self.configs, self.source, self.carry, num_steps))
+
+    @property
+    def count(self) -> int:
+        """Steps made so far, in the unit of `--steps`; the same for every run."""
+        return int(getattr(self.carry.states, self.kind.counter)[0])
+
+    @property
+    def finished(self) -> bool:
+        return self.count >= self.options.steps or len(self.diverged) == self.num_runs
+
+    def chunk(self, stop: Stop, reporter: progress.Reporter):
+        """Trains to the end of the next evaluation period, in slices, and then evaluates; or stops where asked to."""
+        began, first, target = time.perf_counter(), self.count, self.next_chunk * self.options.eval_period
+        step_size = self.algo.period(self.options.config, self.source)
+        while (left := (target - self.count) // step_size) > 0:
+            if stop.reason:
+                return
+            length = 1 + left // 100 if self.pace is None else max(1, int(SLICE_SECONDS / self.pace))
+            length = min(left, length)
+            slice_began = time.perf_counter()
+            self.carry = self.advance(length)
+            self.pace = (time.perf_counter() - slice_began) / length
+            reporter.advance(self.count, self.num_runs * step_size / self.pace)
+        speed = (self.count - first) / (time.perf_counter() - began)
+
+        lines = self.measure(speed, began)
+        for r, line in enumerate(lines):
+            if r not in self.diverged and not finite_loss(line):
+                self.diverged[r] = self.next_chunk
+                seed = self.options.seeds[r]
+                reporter.say(f"warning: seed {seed} diverged in chunk {self.next_chunk}: its loss is not finite")
+        self.log.append(lines)
+        self.wandb.log(lines)
+        self.best.update([line["eval_return"] for line in lines], self.carry.states.params)
+        reporter.chunk(self.count, lines)
+        self.next_chunk += 1
+        if self.checkpoint_due():
+            self.save()
+
+    def measure(self, speed: float, began: float) -> list[dict]:
+        """Evaluates, and takes the metrics of the chunk: one line per run. Starts the next chunk's metrics."""
+        states = self.carry.states
+        chunk_keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(k, EVAL), self.next_chunk))(self.keys)
+        evaluated = evaluate(self.algo, self.configs, self.eval_env, states.params, chunk_keys)
+        counters = {name: getattr(states, name) for name in ("env_steps", "gradient_steps")}
+        counters, measured = jax.device_get((counters, {**evaluated, **run.finish(self.carry.metrics)}))
+        self.carry = run.start_chunk(self.carry)
+        lines = []
+        for r, seed in enumerate(self.options.seeds):
+            line = {"run": r, "seed": seed, "chunk": self.next_chunk}
+            line |= {name: int(x[r]) for name, x in counters.items()} | {n: number(x[r]) for n, x in measured.items()}
+            lines.append(line | dict(seconds=round(time.perf_counter() - began, 3), steps_per_second=round(speed, 1)))
+        return lines
+
+    def checkpoint_due(self) -> bool:
+        """Every `--checkpoint-period`, or about once a minute, but never more than a twentieth of the time."""
+        if self.options.checkpoint_period is not None:
+            return self.count % self.options.checkpoint_period == 0
+        return time.monotonic() - self.saved_time > max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
+
+    def save(self):
+        """Writes the policies, then the checkpoint that makes them count. Nothing where nothing happened since."""
+        if self.saved_at == self.count:
+            return
+        began = time.monotonic()
+        meta = dict(chunk=self.next_chunk, metrics_bytes=self.log.size, diverged=self.diverged, best=self.best.returns)
+        last = self.run_dir / "policy" / "last.msgpack"
+        policy.save(last, self.carry.states.params, self.described, dict(chunk=self.next_chunk - 1))
+        self.best.save(self.described)
+        checkpoint.save(self.run_dir / "checkpoint", self.count, self.carry, meta)
+        self.saved_at, self.saved_time = self.count, time.monotonic()
+        self.save_seconds = self.saved_time - began
+
+    def close(self, stopped: str | None, seconds: float) -> int:
+        """Draws the curve, prints the closing table and what to do next. Returns the exit code."""
+        say = lambda text: progress.say(self.console, text)
+        lines = self.log.read()
+        if lines:
+            title = f"{self.options.algo} on {self.options.source}"
+            plots.curve(lines, self.run_dir / "curve.png", title, self.kind.counter)
+            progress.closing_table(self.console, lines, self.diverged)
+        all_diverged = len(self.diverged) == self.num_runs
+        if all_diverged:
+            say(f"error: every run diverged ({self.num_runs}); a lower --config.learning-rate may help")
+        elif not self.finished:
+            say(f"stopped ({stopped}) at {self.count:,} {self.kind.unit}; to go on:")
+            say(f"  python scripts/train.py --resume {self.run_dir}")
+        say(f"{seconds:.0f} s in all; written to {self.run_dir}: curve.png, metrics.jsonl, policy/best.msgpack")
+        code = EXIT_DIVERGED if all_diverged else 0
+        self.wandb.finish(code)
+        return code
+
+
+@contextlib.contextmanager
+def refusing():
+    """A ValueError raised inside is the user's to mend: shown as one line."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+
+
+def check_lengths(algo, options, source):
+    """Refuses lengths that do not fit into each other, naming both numbers."""
+    step_size = algo.period(options.config, source)
+    check.multiple("--eval-period", options.eval_period, "one iteration's", step_size)
+    check.multiple("--steps", options.steps, "--eval-period", options.eval_period)
+    if options.checkpoint_period is not None:
+        check.multiple("--checkpoint-period", options.checkpoint_period, "--eval-period", options.eval_period)
+    prefill = getattr(options.config, "prefill", 0)
+    if prefill >= options.steps:
+        raise BadInput(f"--steps {options.steps} must be more than --config.prefill {prefill}, which it includes")
 
 
 def describe(launch: Launch) -> dict:
-    """Everything that decides what a launch computes, and what it was computed with: the content of config.json."""
+    """What decides the numbers of a launch, and what they were computed with: the content of config.json."""
     options = launch.options
     names = ("algo", "source", "steps", "seeds", "num_envs", "eval_period", "eval_episodes")
     described = {name: getattr(options, name) for name in names}
-    described |= {"source_params": launch.source_params, "config": dataclasses.asdict(options.config)}
-    from importlib.metadata import version
-
     packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "brax", "orbax-checkpoint", "numpy")
-    versions = {name: version(name) for name in packages} | {"python": platform.python_version()}
     device = jax.local_devices()[0]
-    described |= {"versions": versions, "git": git_revision(), "device": f"{device.platform}: {device.device_kind}"}
-    return described
+    return described | {
+        "source_params": launch.source_params,
+        "config": dataclasses.asdict(options.config),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "git": git_revision(),
+        "device": f"{device.platform} {device.device_kind}",
+    }
 
 
 def git_revision() -> dict | None:
     """The commit of the code, and whether files differ from it; None outside a git checkout."""
     git = lambda *words: subprocess.run(["git", *words], cwd=settings.ROOT, capture_output=True, text=True, check=True)
     try:
-        return {
-            "revision": git("rev-parse", "HEAD").stdout.strip(),
-            "dirty": bool(git("status", "--porcelain").stdout.strip()),
-        }
+        changed = git("status", "--porcelain").stdout.strip()
+        return {"revision": git("rev-parse", "HEAD").stdout.strip(), "dirty": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -87,145 +274,19 @@ def default_run_dir(options) -> Path:
     return Path("runs") / f"{options.algo}-{source}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def train(launch: Launch) -> int:
-    """Runs a launch to its end, or as far as it is let. Returns the exit code. Raises BadInput before any compile."""
-    algo, kind, options = launch.algo, launch.kind, launch.options
-    console = progress.Console(highlight=False, soft_wrap=True)
-    say = lambda text: console.print(text, markup=False)
-    mode = wandb_log.mode_of(options.wandb)
-
-    # The door: everything that can be refused is refused before anything compiles.
-    source = kind.make(options.source, options.num_envs, **launch.source_params)
-    eval_env = kind.make(options.source, options.eval_episodes, **launch.source_params)
-    check.check(algo, options.config, source)
-    check_lengths(algo, kind, options, source)
-    wandb_log.check(mode)
-    run_dir = Path(options.resume or options.run_dir or default_run_dir(options))
-    if not options.resume and (run_dir / "config.json").exists():
-        raise BadInput(
-            f"{run_dir} already holds a run; choose another --run-dir, or continue it with --resume {run_dir}"
-        )
-    check.check_writable(run_dir)
-    num_runs = len(options.seeds)
-    configs = run.broadcast(options.config, num_runs)
-    base_keys = jax.vmap(jax.random.key)(jnp.array(options.seeds))
-    abstract = jax.eval_shape(lambda c, k: run.init(algo, c, source, k), configs, base_keys)
-    memory = check.check_memory(abstract, num_runs)
-
-    # The start: a checkpoint where there is one, else init.
-    described = describe(launch)
-    newest = checkpoint.latest(run_dir) if options.resume else None
-    log = MetricsFile(run_dir / "metrics.jsonl")
-    if newest is not None:
-        carry, meta = checkpoint.restore(newest, abstract)
-        log.rewind(meta["metrics_bytes"])
-    else:
-        meta = dict(chunk=1, metrics_bytes=0, diverged={}, best=[None] * num_runs)
-        log.rewind(0)
-    if not options.resume or options.steps != settings.read(run_dir)["steps"]:
-        checkpoint.write_atomic(run_dir / "config.json", json.dumps(described, indent=2).encode())
-    announce(say, launch, run_dir, memory, newest)
-    if newest is None:
-        carry = run.init(algo, configs, source, base_keys)
-
-    eval_keys = jax.jit(
-        lambda chunk: jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(k, EVAL), chunk))(base_keys)
-    )
-    best = Best(run_dir / "policy" / "best.msgpack", abstract.states.params, meta["best"])
-    diverged = {int(r): chunk for r, chunk in meta["diverged"].items()}
-    chunk = meta["chunk"]
-    wandb_logger = wandb_log.Logger(mode, options.wandb_project, described, run_dir)
-    counter = lambda carry: int(getattr(carry.states, kind.counter)[0])
-    step_size = algo.period(options.config, source)
-
-    def save():
-        began = time.monotonic()
-        meta = dict(chunk=chunk, metrics_bytes=log.size, diverged=diverged, best=best.returns)
-        extra = dict(chunk=chunk, eval_return=best.returns)
-        checkpoint.save_policy(run_dir / "policy" / "last.msgpack", carry.states.params, described, dict(chunk=chunk))
-        best.save(described, extra)
-        checkpoint.save(run_dir, counter(carry), carry, meta)
-        return time.monotonic(), time.monotonic() - began
-
-    saved, save_seconds = time.monotonic(), 0.0
-    reporter = progress.Reporter(options.steps, counter(carry), kind.unit, console)
-    began, pace = time.perf_counter(), None
-    with Stop(options.time_limit) as stop, reporter:
-        while counter(carry) < options.steps and len(diverged) < num_runs and not stop.asked():
-            # A chunk, in slices.
-            target = chunk * options.eval_period
-            chunk_began, chunk_first = time.perf_counter(), counter(carry)
-            while (left := (target - counter(carry)) // step_size) > 0 and not stop.asked():
-                length = min(left, max(1, left // 50) if pace is None else max(1, int(SLICE_SECONDS / pace)))
-                slice_began = time.perf_counter()
-                carry = jax.block_until_ready(run.advance(algo, configs, source, carry, length))
-                seconds = time.perf_counter() - slice_began
-                # The first slice compiles, so only later ones tell the pace.
-                pace = seconds / length if pace is not None else SLICE_SECONDS / max(length, 1)
-                reporter.advance(counter(carry), num_runs, step_size / pace)
-            if counter(carry) < target:
-                break
-
-            # Evaluate, write, report.
-            carry, lines = end_chunk(
-                algo,
-                configs,
-                eval_env,
-                carry,
-                eval_keys(chunk),
-                options.seeds,
-                chunk,
-                chunk_began,
-                chunk_first,
-                counter,
-            )
-            for r, line in enumerate(lines):
-                if r not in diverged and not finite_loss(line):
-                    diverged[r] = chunk
-                    reporter.say(f"warning: seed {options.seeds[r]} diverged in chunk {chunk}: its loss is not finite")
-            log.append(lines)
-            best.update([line["eval_return"] for line in lines], carry.states.params)
-            wandb_logger.log(lines)
-            reporter.chunk(counter(carry), num_runs, lines[0]["steps_per_second"], lines)
-            chunk += 1
-            if checkpoint_due(options, target, saved, save_seconds):
-                saved, save_seconds = save()
-        if stop.reason or counter(carry) >= options.steps or len(diverged) == num_runs:
-            save()
-
-    # The end.
-    lines = log.read()
-    if lines:
-        from runner import plots
-
-        plots.curve(lines, run_dir / "curve.png", f"{options.algo} on {options.source}")
-        progress.closing_table(console, lines, diverged)
-    say(f"{time.perf_counter() - began:.0f} s; {run_dir}/curve.png, metrics.jsonl, policy/best.msgpack")
-    code = EXIT_DIVERGED if len(diverged) == num_runs else 0
-    if code:
-        say(f"error: all {num_runs} runs diverged; lower --config.learning-rate")
-    elif counter(carry) < options.steps:
-        say(
-            f"stopped ({stop.reason}) at {counter(carry):,} {kind.unit}; go on with: python scripts/train.py --resume {run_dir}"
-        )
-    wandb_logger.finish(code)
-    return code
-
-
-def end_chunk(algo, configs, eval_env, carry, keys, seeds, chunk, began, first, counter):
-    """The metrics of a chunk and its evaluation, as one line per run, and the carry with fresh metrics."""
-    measured = run.finish(carry.metrics)
-    counters = {name: getattr(carry.states, name) for name in ("env_steps", "gradient_steps")}
-    evaluated = evaluate(algo, configs, eval_env, carry.states.params, keys)
-    counters, measured, evaluated = jax.device_get((counters, measured, evaluated))
-    seconds = time.perf_counter() - began
-    speed = (counter(carry) - first) / seconds
-    lines = []
-    for r, seed in enumerate(seeds):
-        line = {"run": r, "seed": seed, "chunk": chunk, **{name: int(x[r]) for name, x in counters.items()}}
-        line |= {name: number(x[r]) for name, x in {**evaluated, **measured}.items()}
-        lines.append(line | {"seconds": round(seconds, 3), "steps_per_second": round(speed, 1)})
-    return run.start_chunk(carry), lines
+def announce(console, launch: Launch, run_dir: Path, memory: str, resumed_from: Path | None):
+    """Prints what is about to run, and every setting with its published value where that differs."""
+    options, say = launch.options, lambda text: progress.say(console, text)
+    source = " ".join([options.source, *(f"{k}={v}" for k, v in launch.source_params.items())])
+    say(f"{options.algo} on {source}: {options.steps:,} {launch.kind.unit}, {options.num_envs} environments")
+    say(f"seeds {', '.join(map(str, options.seeds))}; settings: {launch.origin}, then the command line")
+    published = launch.algo.Config()
+    for field in dataclasses.fields(published):
+        value, default = getattr(options.config, field.name), getattr(published, field.name)
+        say(f"  {field.name:<18} {value}" + ("" if value == default else f"  (published {default})"))
+    say(f"memory: {memory}")
+    say(f"run directory: {run_dir}" + (f", going on from {resumed_from.name}" if resumed_from else ""))
+    say("compiling")
 
 
 def number(x) -> float | None:
@@ -238,93 +299,24 @@ def finite_loss(line: dict) -> bool:
     return all(value is not None for name, value in line.items() if name == "loss" or name.endswith("_loss"))
 
 
-def check_lengths(algo, kind, options, source):
-    """Refuses lengths that do not fit into each other, naming both numbers."""
-    step_size = algo.period(options.config, source)
-    check.multiple("--eval-period", options.eval_period, "what one iteration makes,", step_size)
-    check.multiple("--steps", options.steps, "--eval-period", options.eval_period)
-    if options.checkpoint_period is not None:
-        check.multiple("--checkpoint-period", options.checkpoint_period, "--eval-period", options.eval_period)
-    if not options.seeds or min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
-        raise BadInput(f"--seeds {options.seeds} must be different non-negative whole numbers, at least one")
-    for name in ("num_envs", "eval_episodes"):
-        if getattr(options, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
-    if options.time_limit is not None and not options.time_limit > 0:
-        raise BadInput(f"--time-limit is {options.time_limit}; it must be a positive number of seconds")
-    prefill = getattr(options.config, "prefill", 0)
-    if prefill >= options.steps:
-        raise BadInput(f"--steps {options.steps} must be more than --config.prefill {prefill}, which it includes")
-
-
-def checkpoint_due(options, steps: int, saved: float, save_seconds: float) -> bool:
-    """Every `--checkpoint-period`, or about once a minute, but never more than a twentieth of the time."""
-    if options.checkpoint_period is not None:
-        return steps % options.checkpoint_period == 0
-    return time.monotonic() - saved > max(CHECKPOINT_SECONDS, 20 * save_seconds)
-
-
-def announce(say, launch: Launch, run_dir: Path, memory: str, resumed_from):
-    """Prints what is about to run, and every setting that is not the published default."""
-    options = launch.options
-    published = launch.algo.Config()
-    source = f"{options.source} {launch.source_params or ''}".strip()
-    say(
-        f"{options.algo} on {source}: {options.steps:,} {launch.kind.unit}, {options.num_envs} envs, seeds {list(options.seeds)}"
-    )
-    say(f"  settings from {launch.origin} and the command line:")
-    for field in dataclasses.fields(published):
-        value, default = getattr(options.config, field.name), getattr(published, field.name)
-        say(f"    {field.name:<18} {value}" + ("" if value == default else f"  (published: {default})"))
-    say(f"  memory {memory}")
-    say(f"  {run_dir}" + (f", from {resumed_from}" if resumed_from else ""))
-    say("compiling (minutes for some environments; kept for next time)")
-
-
-class MetricsFile:
-    """`metrics.jsonl`, to which whole chunks are appended and which a resume rewinds."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size
-
-    def rewind(self, size: int):
-        """Drops what was written after a checkpoint, and creates the file where it is not there."""
-        if size and (not self.path.exists() or self.size < size):
-            raise BadInput(f"{self.path} is shorter than at its checkpoint ({size} bytes); nothing was changed")
-        with open(self.path, "ab") as file:
-            file.truncate(size)
-
-    def append(self, lines: list[dict]):
-        with open(self.path, "a") as file:
-            file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-
-    def read(self) -> list[dict]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
-
-
 class Best:
-    """Each run's parameters at its best evaluation so far."""
+    """Each run's parameters at its best evaluation so far, on the host."""
 
     def __init__(self, path: Path, abstract_params, returns: list):
         self.path, self.returns, self.params = path, list(returns), None
         if any(r is not None for r in returns):
-            self.params, _ = checkpoint.load_policy(path, abstract_params)
+            self.params, _ = policy.read(path, abstract_params)
 
     def update(self, eval_returns: list, params):
-        better = [
-            new is not None and (old is None or new > old) for new, old in zip(eval_returns, self.returns, strict=True)
-        ]
+        new, old = np.array(eval_returns, float), np.array([-np.inf if r is None else r for r in self.returns])
+        better = np.flatnonzero(new > old)
         if self.params is None:
             self.params = jax.tree.map(np.array, params)
-        elif any(better):
-            index = np.flatnonzero(better)
-            jax.tree.map(lambda old, new: old.__setitem__(index, np.asarray(new)[index]), self.params, params)
-        self.returns = [n if b else o for b, n, o in zip(better, eval_returns, self.returns, strict=True)]
+        elif better.size:
+            jax.tree.map(lambda kept, p: kept.__setitem__(better, np.asarray(p)[better]), self.params, params)
+        for r in better:
+            self.returns[r] = eval_returns[r]
 
-    def save(self, described: dict, extra: dict):
+    def save(self, described: dict):
         if self.params is not None:
-            checkpoint.save_policy(self.path, self.params, described, extra)
+            policy.save(self.path, self.params, described, dict(eval_return=self.returns))

@@ -52,6 +52,9 @@ def main() -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; what the last checkpoint holds is kept", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

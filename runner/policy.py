@@ -1,0 +1,53 @@
+"""Policy files: the parameters of a launch with everything needed to act with them, small enough to copy about.
+
+algo, config, spec, params = policy.load("runs/iqn-CartPole-v1-.../policy/best.msgpack", run=0)
+action = algo.act(config, spec, params, obs[None], key)[0]
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import serialization
+
+from runner import files, settings
+from runner.check import BadInput
+
+
+def save(path: Path, params, described: dict, extra: dict):
+    """Writes parameters with leading axis R, the content of config.json and `extra` (json) as one file, atomically."""
+    tree = {
+        "header": json.dumps({"settings": described, **extra}),
+        "params": serialization.to_state_dict(jax.device_get(params)),
+    }
+    files.write(path, serialization.msgpack_serialize(tree))
+
+
+def read(path: Path, abstract_params) -> tuple:
+    """All runs' parameters, built as `abstract_params` is, and the header. Raises BadInput naming the file."""
+    try:
+        tree = serialization.msgpack_restore(Path(path).read_bytes())
+        template = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params)
+        return serialization.from_state_dict(template, tree["params"]), json.loads(tree["header"])
+    except FileNotFoundError:
+        raise BadInput(f"policy file {path} does not exist") from None
+    except Exception as error:  # msgpack raises many kinds for a damaged file
+        raise BadInput(f"policy file {path} is damaged or of another shape ({type(error).__name__})") from error
+
+
+def load(path: Path, run: int = 0) -> tuple:
+    """The algorithm's module, its Config, the Spec and one run's parameters: what `act` takes."""
+    try:
+        header = json.loads(serialization.msgpack_restore(Path(path).read_bytes())["header"])
+    except Exception as error:
+        raise BadInput(f"policy file {path} cannot be read ({type(error).__name__})") from error
+    saved = header["settings"]
+    algo = settings.load(saved["algo"])
+    config = settings.replace(algo.Config(), saved["config"], str(path))
+    source = settings.kind_of(algo).make(saved["source"], saved["num_envs"], **saved["source_params"])
+    key = jax.eval_shape(jax.random.key, 0)
+    abstract = jax.eval_shape(lambda key: algo.init(config, source, key), key).params
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(saved["seeds"]), *x.shape), x.dtype), abstract)
+    params, _ = read(path, stacked)
+    return algo, config, source.spec, jax.tree.map(lambda x: x[run], params)

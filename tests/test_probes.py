@@ -1,0 +1,109 @@
+"""Each online algorithm solves six tiny worlds; the one that it fails names what is wrong with it."""
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from probes import PROBES
+
+from runner import run
+
+CASES = [
+    pytest.param(name, action_type, marks=[] if name == "iqn" else pytest.mark.slow)
+    for name in tiny.NAMES
+    if tiny.kind(tiny.load(name)) == "env"
+    for action_type in tiny.load(name).ACTIONS
+]
+
+# How to read the action values of a batch of observations, `(..., B, A)`, for discrete actions. Any
+# leading axes are estimates that must all agree.
+Q_OF = {
+    "iqn": lambda algo, config, spec, params, obs: algo.q_values(config, spec, params, obs),
+}
+
+# Settings under which NUM_STEPS are enough; fields that an algorithm does not have are left out.
+NUM_STEPS = 1_500
+SETTINGS = dict(
+    learning_rate=3e-3,
+    adam_epsilon=1e-8,
+    epsilon_start=1.0,
+    epsilon_end=0.3,
+    epsilon_decay=1_000.0,
+    capacity=8_000,
+    batch_size=32,
+    num_iterates=2,
+    sync_period=16,
+    window_period=400,
+    train_period=8,
+)
+
+
+@cache
+def learned(name, action_type):
+    """The policy parameters that each probe ends with; every probe goes through one compiled program."""
+    algo, results = tiny.load(name), {}
+    for probe_name, probe in PROBES.items():
+        env = probe.env(continuous=action_type == "continuous")
+        config = tiny.config(algo, **SETTINGS, gamma=probe.gamma)
+        configs = run.broadcast(config, 1)
+        carry = run.init(algo, configs, env, jax.random.split(jax.random.key(7), 1))
+        carry = run.advance(algo, configs, env, carry, NUM_STEPS)
+        results[probe_name] = algo, config, env, tiny.run_of(carry.states.params, 0)
+    return results
+
+
+@pytest.mark.parametrize("probe_name", PROBES)
+@pytest.mark.parametrize("name, action_type", CASES)
+def test_agent_acts_best_in_every_visited_state(name, action_type, probe_name):
+    algo, config, env, params = learned(name, action_type)[probe_name]
+    q = np.asarray(PROBES[probe_name].q)
+    obs = jnp.repeat(env.features[: len(q)], 32, 0)  # 32 rows for each state
+    action = np.asarray(algo.act(config, env.spec, params, obs, jax.random.key(3))).reshape(len(q), 32, -1)[..., 0]
+    if action_type == "continuous":
+        action = (1 + action) / 2  # to [0, 1]: 0 and 1 are the ends with the values q[:, 0] and q[:, 1]
+    regret = q.max(1, keepdims=True) - (q[:, :1] * (1 - action) + q[:, 1:] * action)
+    # The wrong action costs 2; a continuous policy may stay a little inside the box.
+    assert regret.max() <= (0 if action_type == "discrete" else 0.2)
+
+
+@pytest.mark.parametrize("probe_name", PROBES)
+@pytest.mark.parametrize("name, action_type", [c for c in CASES if c.values[1] == "discrete"])
+def test_action_values_are_the_optimal_ones(name, action_type, probe_name):
+    assert name in Q_OF, f"add to Q_OF how to read the action values of {name}"
+    algo, config, env, params = learned(name, action_type)[probe_name]
+    expected = np.asarray(PROBES[probe_name].q, np.float32)
+    q = Q_OF[name](algo, config, env.spec, params, env.features[: len(expected)])
+    # Errors that the probes look for move a value by 1/6 or more.
+    np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=0.05)
+
+
+@pytest.mark.parametrize("probe_name", PROBES)
+def test_expected_values_solve_the_optimality_equation(probe_name):
+    probe, env = PROBES[probe_name], PROBES[probe_name].env()
+    q = np.asarray(probe.q)
+    visited = slice(len(q))
+    bootstrap = probe.gamma * ~env.terminated[visited] * q.max(1)[np.minimum(env.next_state[visited], len(q) - 1)]
+    np.testing.assert_allclose(q, env.reward[visited] + bootstrap)
+
+
+def test_probe_tells_the_true_successor_from_the_reset():
+    env = PROBES["truncation"].env(num_envs=512)
+    state, transition, finished = env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.zeros(512, jnp.int32))
+    first = transition.obs[:, 0] == -1
+    assert 0.4 < first.mean() < 0.6  # both starts have probability 1/2: 0.1 is 4.5 standard deviations
+    assert (transition.next_obs[first] == jnp.array([1.0, 0])[None]).all()
+    assert (transition.truncated == first).all() and (transition.terminated == ~first).all()
+    assert (transition.reward == ~first).all() and finished["episode_return"].count.all()
+    assert 0.4 < (state.obs[first][:, 0] == -1).mean() < 0.6  # a new episode, whatever the successor was
+
+
+def test_continuous_action_moves_linearly_between_the_two_actions():
+    env = PROBES["policy"].env(continuous=True, num_envs=4)
+    action = jnp.array([[-1.0], [-0.5], [0.5], [1.0]])
+    _, transition, _ = env.step(jax.random.key(1), env.reset(jax.random.key(0)), action)
+    assert transition.reward.tolist() == [-1.0, -0.5, 0.5, 1.0]
+    assert dataclasses.replace(env, num_envs=1).spec.action_type == "continuous"

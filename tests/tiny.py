@@ -1,0 +1,76 @@
+"""Every algorithm at a size that compiles and runs in seconds. A new file in `algos/` is found by listing it."""
+
+import dataclasses
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+
+NAMES = sorted(p.stem for p in Path(__file__).parents[1].glob("algos/*.py") if p.stem != "__init__")
+
+# Fields that many algorithms have, and what they are here; an algorithm takes those that it has.
+SIZES = dict(hidden=(16,), batch_size=8, capacity=20_000, prefill=80)
+
+
+def load(name: str):
+    return importlib.import_module(f"algos.{name}")
+
+
+def kind(algo) -> str:
+    """`env`, `dataset` or `mdp`: the name of `init`'s second parameter says what it learns from."""
+    return list(inspect.signature(algo.init).parameters)[1]
+
+
+def config(algo, **changes):
+    """The algorithm's example settings, made tiny; `changes` that it has no field for are left out."""
+    settings = algo.EXAMPLE.config
+    fields = {f.name for f in dataclasses.fields(settings)}
+    return dataclasses.replace(settings, **{k: v for k, v in (SIZES | changes).items() if k in fields})
+
+
+def source(algo):
+    """A small world that the algorithm can learn from."""
+    match kind(algo), algo.ACTIONS:
+        case "env", ("discrete", *_):
+            return _gymnax("CartPole-v1")
+        case "env", _:
+            return _gymnax("Pendulum-v1")
+    raise LookupError(f"tests/tiny.py has no source of kind {kind(algo)!r}: add a small one")
+
+
+def _gymnax(name):
+    from envs import gymnax_env  # costs seconds
+
+    return gymnax_env.make(name, num_envs=4)
+
+
+def raw(leaf) -> np.ndarray:
+    """An array's own numbers, also of a typed key."""
+    leaf = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return np.asarray(leaf)
+
+
+def same_bits(a, b) -> bool:
+    """Whether two pytrees have one structure and the same bits, NaN included."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        raw(x).tobytes() == raw(y).tobytes() for x, y in pairs
+    )
+
+
+def run_of(tree, i: int):
+    """Run `i` of a pytree whose leaves lead with the axis of runs."""
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def copies_as_large_as(size: int, compiled) -> list[str]:
+    """The copies and selects in a compiled program of arrays of `size` numbers or more."""
+    found = []
+    for line in compiled.as_text().splitlines():
+        op = re.search(r"= \w+\[([\d,]+)\]\S* (copy|select)\(", line)
+        if op and np.prod([int(n) for n in op[1].split(",")]) >= size:
+            found.append(line.strip())
+    return found
