@@ -55,6 +55,8 @@ class GymnaxEnv:
         keys = jax.random.split(key, self.num_envs)
         with jax.numpy_rank_promotion("allow"):  # gymnax's Swimmer needs it; our own code does not
             obs, inner = jax.vmap(self.env.reset, (0, None))(keys, self.params)
+        # gymnax begins with weakly typed zeros; a state whose types change would compile every chunk twice.
+        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
         return EnvState(inner, self._encode(obs), jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, jnp.int32))
 
     def step(self, key, state: EnvState, action) -> tuple[EnvState, Transition, dict[str, Mean]]:
@@ -70,6 +72,7 @@ class GymnaxEnv:
             obs, inner, reward, terminated, truncated, info = jax.vmap(self.env.step, (0, 0, 0, None))(
                 keys, state.inner, env_action, self.params
             )
+        inner = jax.tree.map(lambda new, old: new.astype(old.dtype), inner, state.inner)
         next_obs = self._encode(info["final_observation"])
         reward = reward.astype(jnp.float32)
         done = terminated | truncated

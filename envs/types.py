@@ -89,8 +89,10 @@ class Interval(NamedTuple):
         return bool(above and below)
 
     def __str__(self):
-        left, right = "[("[self.open_low], "])"[self.open_high]
-        return f"in {left}{self.low:g}, {self.high:g}{right}"
+        if self.high < math.inf:
+            return f"in [{self.low:g}, {self.high:g}]"
+        bound = "" if self.low == -math.inf else f"{'more than' if self.open_low else 'at least'} {self.low:g}"
+        return " and ".join(filter(None, [bound, "finite" if self.open_high else ""]))
 
 
 Real = Annotated[float, Interval(-math.inf, math.inf, True, True)]

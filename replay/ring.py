@@ -106,7 +106,9 @@ class Replay:
 
 
 def check(capacity: int, num_envs: int):
-    """Raises a ValueError that names both numbers where `capacity` is not whole rows of `num_envs`."""
+    """Raises a ValueError that names both numbers where `capacity` is not whole rows of `num_envs`, or past int32."""
+    if capacity >= 2**31:
+        raise ValueError(f"capacity {capacity} must be less than {2**31}; slots are counted in 32 bits")
     if capacity % num_envs or capacity < num_envs:
         near = max(capacity // num_envs, 1) * num_envs
         raise ValueError(f"capacity {capacity} must be a multiple of num_envs {num_envs}; {near} is")

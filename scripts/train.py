@@ -39,12 +39,13 @@ def show_list():
         print(f"{name:<28} {envs.action_type(name)}")
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
+    """Exit code: 0 done or stopped, 2 bad input, 3 every run diverged, 130 interrupted twice."""
     try:
-        if "--list" in sys.argv:
+        if "--list" in argv:
             show_list()
             return 0
-        launch = cli.parse(sys.argv[1:])
+        launch = cli.parse(argv)
         use_compilation_cache()
         from runner.train import train
 
@@ -58,4 +59,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,235 @@
+"""Whole launches: what is written, that a killed run continues bit for bit, and how a launch ends."""
+
+import json
+import shutil
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from launching import TINY, main, metrics, start, state_digest
+
+from runner import checkpoint, policy, run, train
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted launch that the others are compared with."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    assert main(*TINY, "--run-dir", run_dir) == 0
+    return run_dir
+
+
+def same(run_dir, whole):
+    assert metrics(run_dir) == metrics(whole)
+    assert state_digest(run_dir) == state_digest(whole)
+    for name in ("last", "best"):
+        assert params(run_dir, name) == params(whole, name)
+
+
+def params(run_dir, name):
+    tree = policy.serialization.msgpack_restore((run_dir / "policy" / f"{name}.msgpack").read_bytes())
+    return [x.tobytes() for x in jax.tree.leaves(tree["params"])]
+
+
+def test_a_launch_writes_one_line_per_run_per_chunk(whole):
+    lines = metrics(whole)
+    assert [(x["chunk"], x["run"], x["seed"], x["env_steps"]) for x in lines] == [
+        (c, r, r, 1000 * c) for c in (1, 2, 3) for r in (0, 1)
+    ]
+    # 400 of the first 1000 env steps are prefill; afterwards every 4 env steps make one gradient step.
+    assert [x["gradient_steps"] for x in lines[::2]] == [150, 400, 650]
+    assert all(np.isfinite(x["loss"]) and 1 <= x["eval_return"] <= 500 for x in lines)
+    assert (whole / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_config_json_records_what_decides_the_numbers(whole):
+    written = json.loads((whole / "config.json").read_text())
+    assert written["config"]["n_step"] == 2 and written["config"]["hidden"] == [16]
+    assert written["seeds"] == [0, 1] and written["num_envs"] == 4
+    assert written["versions"]["jax"] == jax.__version__
+
+
+def test_a_policy_file_acts_as_the_run_did(whole):
+    algo, config, spec, parameters = policy.load(whole / "policy" / "last.msgpack", run=1)
+    carry, _ = restored(whole)
+    expected = jax.tree.map(lambda x: x[1], carry.states.params)
+    obs = jax.random.normal(jax.random.key(0), (5, *spec.obs.shape))
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(
+        algo.act(config, spec, parameters, obs, key), algo.act(config, spec, expected, obs, key)
+    )
+
+
+def restored(run_dir):
+    """The carry of a run's checkpoint, as `--resume` reads it."""
+    from runner import cli
+
+    launch = cli.parse(["--resume", str(run_dir)])
+    training = train.Training(launch)
+    return training.carry, training
+
+
+def test_the_best_policy_is_each_runs_own_best(whole):
+    lines = metrics(whole)
+    header = json.loads(
+        policy.serialization.msgpack_restore((whole / "policy" / "best.msgpack").read_bytes())["header"]
+    )
+    assert header["eval_return"] == [max(x["eval_return"] for x in lines if x["run"] == r) for r in (0, 1)]
+
+
+def test_a_run_killed_in_the_middle_of_a_checkpoint_continues_bit_for_bit(whole, tmp_path):
+    folder = tmp_path / "run" / "checkpoint"
+    process = start(*TINY, "--run-dir", tmp_path / "run", "--checkpoint-period", 1000)
+    # The moment to kill: the first checkpoint is whole and the second one's temporary folder has appeared.
+    while process.poll() is None and not ((folder / "1000").exists() and any(folder.glob("*tmp*"))):
+        time.sleep(1e-4)
+    process.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, output
+    left = sorted(p.name for p in folder.iterdir())
+    assert left[0] == "1000" and len(left) == 2, left  # a whole one, and the one cut short
+    assert len(metrics(tmp_path / "run")) == 4  # two chunks were written, the second is past the checkpoint
+    assert main("--resume", tmp_path / "run") == 0
+    same(tmp_path / "run", whole)
+
+
+def test_ctrl_c_stops_within_a_chunk_and_resume_continues_bit_for_bit(whole, tmp_path):
+    # Slices of a thousandth of a second, each followed by a pause, so that the signal falls inside a chunk.
+    code = """
+import time
+from runner import run, train
+train.SLICE_SECONDS = 1e-3
+advance = run.advance
+run.advance = lambda *arguments: (time.sleep(0.05), advance(*arguments))[1]
+"""
+    code = f"import sys; sys.path.insert(0, {str(script_root())!r})" + code
+    process = start(*TINY, "--run-dir", tmp_path / "run", code=code)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("compiled"):
+            threading.Timer(0.5, lambda: process.send_signal(signal.SIGINT)).start()
+    process.wait(timeout=60)
+    output = "".join(lines)
+    assert process.returncode == 0, output
+    assert "stopped (SIGINT)" in output and f"--resume {tmp_path / 'run'}" in output
+    carry, training = restored(tmp_path / "run")
+    assert 0 < int(carry.done[0]) < 250, "the stop was to fall inside a chunk"
+    assert main("--resume", tmp_path / "run") == 0
+    same(tmp_path / "run", whole)
+
+
+def script_root():
+    from launching import ROOT
+
+    return ROOT
+
+
+def test_a_time_limit_writes_a_checkpoint_and_more_steps_prolong_a_run(whole, tmp_path):
+    short = [*TINY]
+    short[short.index("--steps") + 1] = "2000"
+    assert main(*short, "--run-dir", tmp_path / "run", "--time-limit", 1e-3) == 0
+    assert metrics(tmp_path / "run") == []
+    assert main("--resume", tmp_path / "run") == 0
+    assert len(metrics(tmp_path / "run")) == 4
+    assert main("--resume", tmp_path / "run", "--steps", 3000) == 0
+    same(tmp_path / "run", whole)
+
+
+def test_how_often_one_evaluates_cannot_change_training(whole, tmp_path):
+    often = [*TINY]
+    often[often.index("--eval-period") + 1] = "500"
+    assert main(*often, "--run-dir", tmp_path / "run") == 0
+    ours, other = restored(whole)[0].states, restored(tmp_path / "run")[0].states
+    assert checkpoint.digest(ours) == checkpoint.digest(other)
+
+
+def test_one_diverged_run_of_two_is_a_warning_and_all_are_an_error(tmp_path, monkeypatch, capsys):
+    broadcast = run.broadcast
+
+    def sabotage(config, num_runs):
+        configs = broadcast(config, num_runs)
+        rates = configs.learning_rate.at[1:].set(1e30)
+        return train.dataclasses.replace(configs, learning_rate=rates)
+
+    monkeypatch.setattr(run, "broadcast", sabotage)
+    assert main(*TINY, "--run-dir", tmp_path / "one") == 0
+    output = capsys.readouterr().out
+    assert "warning: seed 1 diverged in chunk 1" in output and "seed 0 diverged" not in output
+    assert [x["loss"] is None for x in metrics(tmp_path / "one")] == [False, True] * 3
+    monkeypatch.undo()
+    code = main(*TINY, "--run-dir", tmp_path / "all", "--config.learning-rate", 1e30)
+    assert code == train.EXIT_DIVERGED != 0
+    assert "every run diverged" in capsys.readouterr().out
+    assert len(metrics(tmp_path / "all")) == 2  # it ended after the first chunk
+
+
+def test_wandb_offline_receives_the_config_and_the_chunks(tmp_path, monkeypatch):
+    import wandb
+
+    logged, configs = [], []
+    real_init = wandb.init
+
+    def init(**arguments):
+        started = real_init(**arguments)
+        configs.append(arguments["config"])
+        real_log = started.log
+        started.log = lambda row: (logged.append(row), real_log(row))[1]
+        return started
+
+    monkeypatch.setattr(wandb, "init", init)
+    assert main(*TINY, "--run-dir", tmp_path / "run", "--wandb", "offline") == 0
+    assert configs[0]["config.n_step"] == 2 and configs[0]["algo"] == "iqn"
+    assert [row["env_steps"] for row in logged] == [1000, 2000, 3000]
+    first = [x["eval_return"] for x in metrics(tmp_path / "run")[:2]]
+    assert logged[0]["eval_return"] == pytest.approx(sum(first) / 2)
+    assert logged[0]["seed_1/eval_return"] == first[1]
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize("damage", ["config", "checkpoint", "metrics", "policy"])
+def test_resuming_a_damaged_run_names_the_file_and_changes_nothing(whole, tmp_path, damage, capsys):
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    victim = {
+        "config": run_dir / "config.json",
+        "checkpoint": max((run_dir / "checkpoint").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0),
+        "metrics": run_dir / "metrics.jsonl",
+        "policy": run_dir / "policy" / "best.msgpack",
+    }[damage]
+    victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+    before = snapshot(run_dir)
+    assert main("--resume", run_dir, "--steps", 4000) == 2
+    error = capsys.readouterr().err
+    named = run_dir / "checkpoint" if damage == "checkpoint" else victim
+    assert error.count("\n") == 1 and str(named) in error
+    assert snapshot(run_dir) == before
+
+
+def test_a_flipped_bit_in_the_replay_is_found(whole, tmp_path):
+    carry, training = restored(whole)
+    words = np.array(carry.states.replay.words)
+    words.reshape(-1)[7] ^= 1
+    flipped = carry._replace(
+        states=carry.states._replace(replay=train.dataclasses.replace(carry.states.replay, words=words))
+    )
+    assert checkpoint.digest(flipped) != checkpoint.digest(carry)
+
+
+def snapshot(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_checkpoints_wait_for_a_minute_or_twenty_times_their_cost():
+    class Options:
+        checkpoint_period = None
+
+    training = object.__new__(train.Training)
+    training.options = Options()
+    now = time.monotonic()
+    for since, cost, due in ((59, 0.1, False), (61, 0.1, True), (61, 4.0, False), (81, 4.0, True)):
+        training.saved_time, training.save_seconds = now - since, cost
+        assert training.checkpoint_due() is due
