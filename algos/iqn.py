@@ -245,7 +245,7 @@ def init(config, env, key) -> State:
         torso_params = torso.init(torso_key, obs)
         features = torso.apply(torso_params, obs)
         head_params = ensemble.init(head, head_key, config.num_iterates, features)
-        # The authors' first env step is a window: Qbar_0 starts as Q_1.
+        # The authors' first env step is a window: Qbar_0 starts as the first head drawn, the last two heads as equals.
         params = roll_shared(Params(torso_params, head_params, ()))
     else:
         torso_params = ensemble.init(torso, torso_key, config.num_iterates, obs)

@@ -7,15 +7,13 @@ Equal for every K: env steps, gradient steps, batch, replay, exploration, optimi
 evaluation, all from sweeps/iqn/minatar_<game>.yaml. Not equal, as in the paper's comparison on Atari:
 
 - T. DQN copies its target every 8,000 env steps there and i-DQN shifts its window every 6,000: each has
-  the period its authors chose for it. Here K > 1 has the file's T and K = 1 has 8,000 / 6,000 of it. At
-  equal T, K = 1 would be a DQN that nobody tuned.
+  the period its authors chose for it. Here K > 1 has the file's T and K = 1 has 8,000 / 6,000 of it.
 - Parameters and time. K heads share one torso; the table gives the time of an update.
 
 Stopped by Ctrl-C or killed, the same command goes on where it was.
 """
 
 import argparse
-import json
 import signal
 import subprocess
 import sys
@@ -32,16 +30,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from algos import iqn
-from runner import plots, settings
+from runner import files, plots, settings
 from runner.stats import interval, iqm
 
 TARGET_RATIO = 8_000 / 6_000  # DQN's target period over i-DQN's window, published
+GAMES = ["Breakout", "Asterix"]  # those with a sweep file
 QUICK = dict(games=["Breakout"], updates=100_000, seeds=[0, 1, 2], out="runs/iqn_study_quick")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", nargs="+", default=["Breakout", "Asterix"], help="MinAtar games with a sweep file")
+    parser.add_argument("--games", nargs="+", choices=GAMES, default=GAMES)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="env steps, prefill included (default 1M)")
     length.add_argument("--updates", type=int, help="gradient steps, instead of --steps")
@@ -54,9 +53,6 @@ def arguments():
     args = parser.parse_args()
     if args.steps:
         args.updates = None  # --quick's default
-    missing = [game for game in args.games if not settings.preset_path("iqn", f"{game}-MinAtar").exists()]
-    if missing:
-        parser.error(f"no sweeps/iqn/minatar_*.yaml for {', '.join(missing)}")
     return args
 
 
@@ -66,9 +62,10 @@ def launch(args, game: str, k: int) -> tuple[Path, int, list[str]]:
     config = values["config"]
     steps = args.steps or (config.prefill + args.updates * config.train_period if args.updates else 1_000_000)
     unit = max(values["num_envs"], config.train_period)  # env steps of one iteration
-    points = next((n for n in range(40, 0, -1) if steps % (n * unit) == 0), None)
+    fits = lambda n: steps % (n * unit) == 0 and steps > n * config.prefill
+    points = next(filter(fits, range(40, 0, -1)), None)  # evaluations
     if points is None:
-        sys.exit(f"error: --steps {steps} must be a multiple of {unit}, the env steps of one iteration")
+        sys.exit(f"error: --steps {steps} must be a multiple of {unit} and more than the prefill {config.prefill}")
     window = config.window_period if k > 1 else round(config.window_period * TARGET_RATIO)
     flags = {
         "--algo": ["iqn"],
@@ -97,13 +94,8 @@ def train(run_dir: Path, steps: int, flags: list[str]):
 class Result(NamedTuple):
     game: str
     k: int
-    settings: dict  # of config.json
-    lines: list[dict]  # of metrics.jsonl
-
-
-def read(game: str, k: int, run_dir: Path) -> Result:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return Result(game, k, settings.read(run_dir), lines)
+    settings: dict  # config.json
+    lines: list[dict]  # metrics.jsonl
 
 
 def draw(path: Path, results: list[Result]):
@@ -124,7 +116,7 @@ def draw(path: Path, results: list[Result]):
 
 
 def table(results: list[Result]) -> str:
-    """Mean of the last three evaluations and of the training returns beside them, as markdown."""
+    """IQM over seeds [95% interval] of the mean over the last three chunks, as markdown."""
     rows = ["| game | K | T | seeds | updates | eval return [95%] | training return [95%] | ms per update, all seeds |"]
     rows += ["|---|---|---|---|---|---|---|---|"]
     for game, k, saved, lines in results:
@@ -134,8 +126,7 @@ def table(results: list[Result]) -> str:
             returns.append("{:.2f} [{:.2f}, {:.2f}]".format(iqm(values), *interval(values)))
         speed = np.median([line["steps_per_second"] for line in lines])  # env steps of each seed
         ms = f"{1000 * config['train_period'] / speed:.2f}"
-        updates = f"{lines[-1]['gradient_steps']:,}"
-        cells = (game, k, config["window_period"], len(saved["seeds"]), updates, *returns, ms)
+        cells = (game, k, config["window_period"], len(saved["seeds"]), lines[-1]["gradient_steps"], *returns, ms)
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
@@ -147,11 +138,11 @@ def main():
         for k in args.iterates:
             run_dir, steps, flags = launch(args, game, k)
             train(run_dir, steps, flags)
-            results.append(read(game, k, run_dir))
+            lines = files.MetricsFile(run_dir / "metrics.jsonl").read()
+            results.append(Result(game, k, settings.read(run_dir), lines))
     picture = Path(args.out) / "iqn_study.png"
     draw(picture, results)
-    print(table(results))
-    print(f"\nIQM over seeds; {picture}")
+    print(f"{table(results)}\n\nIQM over seeds of the mean of the last three evaluations; {picture}")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class BraxEnv:
 
 def _start(env, key):
     """An initial state of one environment, and its observation."""
-    with jax.numpy_rank_promotion("allow"):  # Brax's own code needs it; ours does not
+    with _lenient():
         state = env.reset(key)
     return state.pipeline_state, state.obs
 
@@ -100,7 +100,7 @@ def _start(env, key):
 def _physics(env, inner, action):
     """One step of one environment. Brax's metrics and info are made anew by every step, and dropped."""
     state = _brax().State(inner, None, jnp.float32(0), jnp.float32(0))
-    with jax.numpy_rank_promotion("allow"):
+    with _lenient():
         state = env.step(state, action)
     # Where a reward or an end is constant, Brax gives a Python number.
     return state.pipeline_state, state.obs, jnp.float32(state.reward), jnp.float32(state.done) > 0
@@ -116,22 +116,22 @@ def names() -> list[str]:
 
 
 @contextlib.contextmanager
-def _quiet():
-    """Hides what Brax says at every start: warp is not installed, Brax and JAXopt are unmaintained."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as printed:
-        warnings.filterwarnings("ignore", "Brax System", UserWarning)
-        warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
+def _lenient():
+    """For Brax's own code: it broadcasts across ranks, and warns each time that its parts are unmaintained."""
+    with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
+        for message in ("Brax System", "JAXopt is no longer maintained", "Accessing `ncon` directly"):
+            warnings.filterwarnings("ignore", message)
         yield
-    for line in printed.getvalue().splitlines():
-        if not line.startswith("Failed to import"):
-            print(line)
 
 
 @cache
 def _brax():
     """The module `brax.envs`, which takes seconds to import."""
-    with _quiet():
+    with _lenient(), contextlib.redirect_stdout(io.StringIO()) as printed:
         from brax import envs
+    for line in printed.getvalue().splitlines():
+        if not line.startswith("Failed to import"):  # warp, which only GPUs use
+            print(line)
     return envs
 
 
@@ -141,7 +141,7 @@ def _create(name: str, backend: str, params: tuple):
 
     mujoco.set_mju_user_warning(lambda text: None)  # else MuJoCo's notes on Brax's XML go to ./MUJOCO_LOG.TXT
     try:
-        with _quiet():
+        with _lenient():
             return _brax().get_environment(name, backend=backend, **dict(params))
     except (NotImplementedError, ValueError) as error:
         raise ValueError(f"brax/{name}: {error}") from None

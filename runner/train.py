@@ -6,6 +6,7 @@ Ctrl-C is answered; slices change nothing, as `runner.run.advance` is one progra
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import platform
@@ -88,19 +89,22 @@ class Training:
         self.wandb_mode = wandb_log.mode_of(options.wandb)
         wandb_log.check(self.wandb_mode)
 
-        self.run_dir = Path(options.resume or options.run_dir or default_run_dir(options))
-        if not options.resume and (self.run_dir / "config.json").exists():
-            raise BadInput(f"{self.run_dir} holds a run; choose another --run-dir, or --resume {self.run_dir}")
-        check.check_writable(self.run_dir)
-        self.described = describe(launch)
-        self.log = files.MetricsFile(self.run_dir / "metrics.jsonl")
-
         self.num_runs = len(options.seeds)
         self.configs = run.broadcast(options.config, self.num_runs)
         self.keys = jax.vmap(jax.random.key)(jnp.array(options.seeds))
         init = lambda configs, keys: run.init(self.algo, configs, self.source, keys)
         self.abstract = jax.eval_shape(init, self.configs, self.keys)
         memory = check.check_memory(self.abstract, self.num_runs)
+
+        if options.resume or options.run_dir:
+            self.run_dir = Path(options.resume or options.run_dir)
+        else:
+            self.run_dir = default_run_dir(options)
+        if not options.resume and (self.run_dir / "config.json").exists():
+            raise BadInput(f"{self.run_dir} holds a run; choose another --run-dir, or --resume {self.run_dir}")
+        check.check_writable(self.run_dir)
+        self.described = describe(launch)
+        self.log = files.MetricsFile(self.run_dir / "metrics.jsonl")
 
         # Of a resumed run everything is read and checked before anything is written.
         self.carry, meta = None, dict(chunk=1, metrics_bytes=0, diverged={}, best=[None] * self.num_runs)
@@ -122,6 +126,7 @@ class Training:
         began = time.perf_counter()
         if self.carry is None:
             self.carry = run.init(self.algo, self.configs, self.source, self.keys)
+            self.next_chunk = self.count // self.options.eval_period + 1  # the prefill may be longer than a chunk
         self.carry = self.advance(0)  # compiles the program that every later slice runs
         progress.say(self.console, f"compiled in {time.perf_counter() - began:.1f} s")
         self.pace = None  # seconds per step of the algorithm
@@ -270,8 +275,17 @@ def git_revision() -> dict | None:
 
 
 def default_run_dir(options) -> Path:
-    source = options.source.replace("/", "-")
-    return Path("runs") / f"{options.algo}-{source}-{datetime.now():%Y%m%d-%H%M%S}"
+    """A new folder under `runs/`, named after the time; sweep agents that start in one second get one each."""
+    base = f"{options.algo}-{options.source.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
+    for number in itertools.count(1):
+        folder = Path("runs") / (base if number == 1 else f"{base}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:  # the check that follows says why
+            pass
+        return folder
 
 
 def announce(console, launch: Launch, run_dir: Path, memory: str, resumed_from: Path | None):
@@ -308,14 +322,14 @@ class Best:
             self.params, _ = policy.read(path, abstract_params)
 
     def update(self, eval_returns: list, params):
-        new, old = np.array(eval_returns, float), np.array([-np.inf if r is None else r for r in self.returns])
-        better = np.flatnonzero(new > old)
+        old = np.array([-np.inf if r is None else r for r in self.returns])
+        better = np.array(eval_returns, float) > old  # (R,)
         if self.params is None:
-            self.params = jax.tree.map(np.array, params)
-        elif better.size:
-            jax.tree.map(lambda kept, p: kept.__setitem__(better, np.asarray(p)[better]), self.params, params)
-        for r in better:
-            self.returns[r] = eval_returns[r]
+            self.params = jax.tree.map(np.array, params)  # copies: the device's own are donated later
+        elif better.any():
+            choose = lambda new, kept: np.where(better.reshape(-1, *[1] * (kept.ndim - 1)), new, kept)
+            self.params = jax.tree.map(choose, jax.device_get(params), self.params)
+        self.returns = [new if b else r for b, new, r in zip(better, eval_returns, self.returns, strict=True)]
 
     def save(self, described: dict):
         if self.params is not None:

@@ -91,7 +91,7 @@ def table(features, start, next_state, reward, terminated, truncated=0, num_acti
 
 
 class Probe(NamedTuple):
-    """Lists of one entry per state; see `table`. `q` is the optimal action value of the visited states."""
+    """Lists of one entry per state, of four at most; see `table`. `q` are the optimal values of the visited states."""
 
     q: list  # of [Q(s, 0), Q(s, 1)]
     gamma: float
@@ -103,11 +103,11 @@ class Probe(NamedTuple):
     truncated: list
 
     def env(self, continuous=False, num_envs=8) -> Table:
-        """Padded to four states, so that all probes share their shapes."""
-        pad = lambda x: x + [x[-1]] * (4 - len(x))
-        start = self.start + [0] * (4 - len(self.start))
-        fields = (pad(x) for x in (self.next_state, self.reward, self.terminated, self.truncated))
-        return table(pad(self.features), start, *fields, continuous=continuous, num_envs=num_envs)
+        """Padded to four states and four features, so that all probes are one program."""
+        rows = lambda x, fill: x + [fill] * (4 - len(x))
+        features = rows([rows(x, 0) for x in self.features], [0] * 4)
+        fields = (rows(x, x[-1]) for x in (self.next_state, self.reward, self.terminated, self.truncated))
+        return table(features, rows(self.start, 0), *fields, continuous=continuous, num_envs=num_envs)
 
 
 PROBES = {

@@ -104,7 +104,6 @@ def test_learning_step_of_the_official_code():
             {"params": {"MLP_0": {"Dense_0": layers["Dense_0"]}}}, {"params": {"Dense_0": layers["Dense_1"]}}, ()
         )
 
-    params, target_params = params_of(g["params"]), params_of(g["target_params"])
     transition = Transition(
         batch["state"],
         batch["action"].astype(np.int32),
@@ -114,17 +113,24 @@ def test_learning_step_of_the_official_code():
         np.zeros(4, bool),
     )
     discount = g["gamma"] * (1 - batch["is_terminal"])
-    loss_fn = lambda p: iqn.losses(config, spec, p, target_params, transition, discount)
 
+    @jax.jit
+    def learn(params, target_params):
+        loss_fn = lambda p: iqn.losses(config, spec, p, target_params, transition, discount)
+        grads = jax.grad(lambda p: loss_fn(p).sum())(params)
+        updates, _ = iqn.optimizer(config).update(grads, iqn.optimizer(config).init(params))
+        learned = optax.apply_updates(params, updates)
+        q = iqn.q_values(config, spec, params, transition.obs)
+        q_next = iqn.target_q_values(config, spec, target_params, transition.next_obs)
+        return q, q_next, loss_fn(params), learned, loss_fn(learned)
+
+    q, q_next, first, learned, second = learn(params_of(g["params"]), params_of(g["target_params"]))
     close = partial(np.testing.assert_allclose, atol=1e-6)  # a few float32 roundings of numbers below one
-    close(iqn.q_values(config, spec, params, batch["state"]), g["online_q_state"])
-    close(iqn.target_q_values(config, spec, target_params, batch["next_state"]), g["target_q_next"])
-    close(loss_fn(params), g["losses_per_network"])
-    grads = jax.grad(lambda p: loss_fn(p).sum())(params)
-    updates, _ = iqn.optimizer(config).update(grads, iqn.optimizer(config).init(params))
-    params = optax.apply_updates(params, updates)
-    jax.tree.map(close, params, params_of(g["params_after_1"]))
-    close(loss_fn(params), g["losses_second"])
+    close(q, g["online_q_state"])
+    close(q_next, g["target_q_next"])
+    close(first, g["losses_per_network"])
+    jax.tree.map(close, learned, params_of(g["params_after_1"]))
+    close(second, g["losses_second"])
 
 
 def test_four_iterates_of_a_table_follow_the_golden_ones():
@@ -528,18 +534,15 @@ TERMINATED = np.array([[1, 0], [0, 0], [0, 0], [0, 1]])
 
 @cache
 def chain(shared_torso):
-    """The settings, the environment, the initial parameters, and those after 2,000 gradient steps."""
+    """The settings, the environment, the initial parameters, and those after learning."""
     fields = (x.tolist() for x in (NEXT_STATE, REWARD, TERMINATED))
     env = table(np.eye(4), [1, 0, 0, 0], *fields, num_envs=8)
-    config = settings(
-        hidden=(32,), learning_rate=3e-3, gamma=0.9, epsilon_end=1.0, adam_epsilon=1e-8, capacity=8_000, prefill=800,
-        batch_size=32, train_period=8, window_period=400, sync_period=40, shared_torso=shared_torso,
-    )  # fmt: skip
+    config = tiny.config(iqn, **tiny.LEARNING, gamma=0.9, shared_torso=shared_torso)
     configs = run.broadcast(config, 1)
     carry = run.init(iqn, configs, env, jax.random.split(jax.random.key(0), 1))
     params_of = lambda carry: jax.tree.map(jnp.copy, tiny.run_of((carry.states.params, carry.states.target_params), 0))
     first = params_of(carry)
-    return config, env, first, params_of(run.advance(iqn, configs, env, carry, 2_000))
+    return config, env, first, params_of(run.advance(iqn, configs, env, carry, tiny.LEARNING_STEPS))
 
 
 @flags

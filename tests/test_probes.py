@@ -1,6 +1,5 @@
 """Each online algorithm solves six tiny worlds; the one that it fails names what is wrong with it."""
 
-import dataclasses
 from functools import cache
 
 import jax
@@ -25,22 +24,6 @@ Q_OF = {
     "iqn": lambda algo, config, spec, params, obs: algo.q_values(config, spec, params, obs),
 }
 
-# Settings under which NUM_STEPS are enough; fields that an algorithm does not have are left out.
-NUM_STEPS = 1_500
-SETTINGS = dict(
-    learning_rate=3e-3,
-    adam_epsilon=1e-8,
-    epsilon_start=1.0,
-    epsilon_end=0.3,
-    epsilon_decay=1_000.0,
-    capacity=8_000,
-    batch_size=32,
-    num_iterates=2,
-    sync_period=16,
-    window_period=400,
-    train_period=8,
-)
-
 
 @cache
 def learned(name, action_type):
@@ -48,10 +31,10 @@ def learned(name, action_type):
     algo, results = tiny.load(name), {}
     for probe_name, probe in PROBES.items():
         env = probe.env(continuous=action_type == "continuous")
-        config = tiny.config(algo, **SETTINGS, gamma=probe.gamma)
+        config = tiny.config(algo, **tiny.LEARNING, gamma=probe.gamma)
         configs = run.broadcast(config, 1)
         carry = run.init(algo, configs, env, jax.random.split(jax.random.key(7), 1))
-        carry = run.advance(algo, configs, env, carry, NUM_STEPS)
+        carry = run.advance(algo, configs, env, carry, tiny.LEARNING_STEPS)
         results[probe_name] = algo, config, env, tiny.run_of(carry.states.params, 0)
     return results
 
@@ -90,12 +73,17 @@ def test_expected_values_solve_the_optimality_equation(probe_name):
     np.testing.assert_allclose(q, env.reward[visited] + bootstrap)
 
 
+@jax.jit
+def play_one(env, action):
+    return env.step(jax.random.key(1), env.reset(jax.random.key(0)), action)
+
+
 def test_probe_tells_the_true_successor_from_the_reset():
     env = PROBES["truncation"].env(num_envs=512)
-    state, transition, finished = env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.zeros(512, jnp.int32))
+    state, transition, finished = play_one(env, jnp.zeros(512, jnp.int32))
     first = transition.obs[:, 0] == -1
     assert 0.4 < first.mean() < 0.6  # both starts have probability 1/2: 0.1 is 4.5 standard deviations
-    assert (transition.next_obs[first] == jnp.array([1.0, 0])[None]).all()
+    assert (transition.next_obs[first] == env.features[1][None]).all()
     assert (transition.truncated == first).all() and (transition.terminated == ~first).all()
     assert (transition.reward == ~first).all() and finished["episode_return"].count.all()
     assert 0.4 < (state.obs[first][:, 0] == -1).mean() < 0.6  # a new episode, whatever the successor was
@@ -104,6 +92,5 @@ def test_probe_tells_the_true_successor_from_the_reset():
 def test_continuous_action_moves_linearly_between_the_two_actions():
     env = PROBES["policy"].env(continuous=True, num_envs=4)
     action = jnp.array([[-1.0], [-0.5], [0.5], [1.0]])
-    _, transition, _ = env.step(jax.random.key(1), env.reset(jax.random.key(0)), action)
+    _, transition, _ = play_one(env, action)
     assert transition.reward.tolist() == [-1.0, -0.5, 0.5, 1.0]
-    assert dataclasses.replace(env, num_envs=1).spec.action_type == "continuous"

@@ -15,7 +15,7 @@ from envs.types import Transition
 from replay import ring
 
 # Examples are few because each new shape compiles; derandomize makes every run the same.
-few = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=12, deadline=None, derandomize=True)
 # Compiled once for each shape: one operation at a time, the compiles would take most of the time.
 insert, take, n_step = jax.jit(ring.insert), jax.jit(ring.take), jax.jit(ring.n_step)
 sample, sample_windows = jax.jit(ring.sample, static_argnums=2), jax.jit(ring.sample_windows, static_argnums=(2, 3))

@@ -12,7 +12,35 @@ import numpy as np
 NAMES = sorted(p.stem for p in Path(__file__).parents[1].glob("algos/*.py") if p.stem != "__init__")
 
 # Fields that many algorithms have, and what they are here; an algorithm takes those that it has.
-SIZES = dict(hidden=(16,), batch_size=8, capacity=20_000, prefill=80)
+# Periods are in env steps: every event happens within the first hundred steps.
+SIZES = dict(
+    hidden=(16,),
+    batch_size=8,
+    capacity=20_000,
+    prefill=80,
+    n_step=1,
+    num_iterates=3,
+    train_period=4,
+    sync_period=20,
+    window_period=100,
+)
+
+# Settings that solve worlds of four states in `LEARNING_STEPS` steps. Tests that keep the static
+# ones share a compiled program. One-step returns: actions are uniform, and longer ones would follow them.
+LEARNING_STEPS = 1_500
+LEARNING = dict(
+    hidden=(32,),
+    learning_rate=3e-3,
+    adam_epsilon=1e-8,
+    epsilon_start=1.0,
+    epsilon_end=1.0,
+    capacity=8_000,
+    prefill=800,
+    batch_size=32,
+    train_period=8,
+    sync_period=40,
+    window_period=400,
+)
 
 
 def load(name: str):
