@@ -66,7 +66,10 @@ def split_env_params(tokens: list[str]) -> tuple[list[str], dict]:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             pass
-        params[token.removeprefix("--env-params.").replace("-", "_")] = value
+        name = token.removeprefix("--env-params.").replace("-", "_")
+        if name in ("name", "num_envs"):
+            raise BadInput(f"{token} is not a parameter of the environment; use --env and --num-envs")
+        params[name] = value
     return rest, params
 
 
@@ -75,7 +78,10 @@ def options(kind: settings.Kind, config_type: type):
 
     @dataclasses.dataclass(frozen=True)
     class Options:
-        """Trains an algorithm, evaluates it and writes what it learned to a run directory."""
+        """Trains an algorithm, evaluates it and writes what it learned to a run directory.
+
+        `--env-params.NAME VALUE` sets a parameter of the environment itself, for example length 0.7.
+        """
 
         algo: str
         """File of algos/ to train."""

@@ -1,4 +1,4 @@
-"""Shared set-up: broadcasting across ranks is an error, compiled programs are kept between test runs."""
+"""Shared set-up: tests run on the CPU, broadcasting across ranks is an error, and every program is compiled anew."""
 
 import os
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# A program read back from the cache tells less about its memory, and proves less about resuming.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import jax
 

@@ -95,6 +95,7 @@ BAD = {
     "more than memory": ("--config.capacity 2000000000", ["GB", "capacity"]),
     "same seed twice": ("--seeds 1 1", ["--seeds", "(1, 1)"]),
     "unknown environment parameter": ("--env-params.lenght 0.7", ["'lenght'", "'length'"]),
+    "reserved environment parameter": ("--env-params.num-envs 3", ["--env-params.num-envs", "--num-envs"]),
     "environment parameter of another type": ("--env-params.length long", ["length", "long"]),
     "run directory under a file": ("--run-dir {file}/run", ["cannot be written", "--run-dir"]),
     "foreign run directory": ("--resume {folder}", ["config.json", "not a run directory"]),

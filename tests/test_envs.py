@@ -277,16 +277,19 @@ class Clock:
 CLOCK = Clock()
 
 
-def run_clock(limit):
-    """90 steps of 3 clocks with a pool of 4 initial states."""
-    spec = continuous_spec(jax.ShapeDtypeStruct((1,), "float32"), 1, limit)
-    return rollout(BraxEnv(CLOCK, spec, 3, 4), jax.random.key(0), always([0.0], 90, num_envs=3))
+def clocks(limit):
+    """3 clocks with a pool of 4 initial states."""
+    return BraxEnv(CLOCK, continuous_spec(jax.ShapeDtypeStruct((1,), "float32"), 1, limit), 3, 4)
+
+
+def run_clocks(limit):
+    return rollout(clocks(limit), jax.random.key(0), always([0.0], 90, num_envs=3))
 
 
 @pytest.mark.parametrize("limit, terminated, truncated", [(3, "..x..x", "..x..x"), (2, "......", ".x.x.x")])
 def test_brax_episodes_can_terminate_and_be_truncated_on_one_step(limit, terminated, truncated):
     # A clock ends by itself on its third step, unless the limit has cut it before.
-    *_, transition, finished = run_clock(limit)
+    *_, transition, finished = run_clocks(limit)
     assert (transition.terminated[:6] == np.array([c == "x" for c in terminated])[:, None]).all()
     assert (transition.truncated[:6] == np.array([c == "x" for c in truncated])[:, None]).all()
     ends = finished["episode_length"].count
@@ -296,7 +299,7 @@ def test_brax_episodes_can_terminate_and_be_truncated_on_one_step(limit, termina
 
 
 def test_brax_episodes_restart_from_the_pool_of_initial_states():
-    start, obs, transition, _ = run_clock(limit=3)
+    start, obs, transition, _ = run_clocks(limit=3)
     first, pool = np.asarray(start.obs)[:, 0], np.asarray(start.pool[1])[:, 0]
     assert len(np.unique(np.concatenate([first, pool]))) == 7  # 3 first states and 4 of the pool
     # The first episode: the start and 1, 2, 3 more; its successors are not the states after the reset.
@@ -362,6 +365,7 @@ def test_brax_starts_differ(pendulum):
 def test_brax_environments_keep_the_contract(pendulum):
     check_contract(pendulum[0])
     check_contract(envs.make("brax/fast", 3))
+    check_contract(clocks(limit=3))
 
 
 def test_equal_settings_share_one_brax_environment():

@@ -61,7 +61,7 @@ def test_action_values_are_the_optimal_ones(name, action_type, probe_name):
     expected = np.asarray(PROBES[probe_name].q, np.float32)
     q = Q_OF[name](algo, config, env.spec, params, env.features[: len(expected)])
     # Errors that the probes look for move a value by 1/6 or more.
-    np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=0.05)
+    np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=0.01)
 
 
 @pytest.mark.parametrize("probe_name", PROBES)

@@ -1,7 +1,8 @@
 """Times the DQN of rejax 0.1.3, in its own interpreter, for `benchmarks/speed.py --peers`.
 
-After compiling and one warm-up it prints a line of JSON, then one more for every line it reads:
-`{"seconds_per_update": ...}`. One update is one vectorised environment step and one gradient step.
+After compiling, filling the ring and one warm-up it prints a line of JSON, then one more for every
+line it reads: the seconds per update, wall clock and CPU time. One update is one vectorised
+environment step and one gradient step.
 
 Equal to ours: CartPole-v1, 10 environments, network 120-84 with ReLU, batch 128, Adam, squared loss,
 no double Q-learning, hard target update every 500 gradient steps, float32, no evaluation inside,
@@ -67,6 +68,8 @@ full = bool(state.replay_buffer.full)
 print(json.dumps(dict(compile_seconds=compile_seconds, ring_full=full, jax=jax.__version__)), flush=True)
 
 for _ in sys.stdin:
-    start = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     state = jax.block_until_ready(program(state))
-    print(json.dumps(dict(seconds_per_update=(time.perf_counter() - start) / args.updates)), flush=True)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    line = dict(seconds_per_update=wall / args.updates, cpu_seconds_per_update=cpu / args.updates)
+    print(json.dumps(line), flush=True)
