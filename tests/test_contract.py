@@ -14,6 +14,7 @@ from envs.types import Example
 from runner import run
 
 each = pytest.mark.parametrize("name", tiny.NAMES)
+REPLAYS = [name for name in tiny.NAMES if "replay" in tiny.load(name).State._fields]
 NUM_STEPS = 240
 COUNTERS = dict(env=("env_steps", "gradient_steps"), dataset=("gradient_steps",), mdp=())
 
@@ -84,16 +85,24 @@ def test_run_does_not_depend_on_its_neighbour_by_a_single_bit(name):
 
 
 @each
-def test_seeds_differ_in_every_random_leaf(name):
+@pytest.mark.parametrize("when", ["at_first", "after_learning"])
+def test_seeds_differ_in_every_random_leaf(name, when):
     """Every leaf but counters: keys, replays, and floats that are not one constant."""
-    carry, checked = whole(name), 0
+    carry, checked = launch(name).init() if when == "at_first" else whole(name), []
     for path, leaf in jax.tree_util.tree_leaves_with_path(carry.states):
         x = tiny.raw(leaf)
-        counter = x.dtype in (np.int32, bool)
-        if not counter and np.unique(x).size > 1:
-            assert (x[0] != x[1]).any(), f"{jax.tree_util.keystr(path)} is the same in both runs"
-            checked += 1
-    assert checked >= len(jax.tree.leaves(carry.states.params))
+        if x.dtype not in (np.int32, bool) and np.unique(x).size > 1:
+            checked.append(jax.tree_util.keystr(path))
+            assert (x[0] != x[1]).any(), f"{checked[-1]} is the same in both runs"
+    assert any("params" in path for path in checked)
+
+
+@pytest.mark.parametrize("name", [n for n in REPLAYS if tiny.kind(tiny.load(n)) == "env"])
+def test_seeds_begin_in_different_states(name):
+    replay = launch(name).init().states.replay
+    oldest = jax.vmap(lambda replay: replay.data.obs)(replay)[:, 0]  # (R, num_envs, ...), as the first reset left them
+    assert (oldest[0] != oldest[1]).any()
+    assert (oldest[0, 0] != oldest[0, 1]).any()  # nor do environments begin alike
 
 
 @each
@@ -104,7 +113,6 @@ def test_one_program_serves_every_length(name):
     assert ours.algo.traces == 2  # one for the metrics' shapes in `init`, one in `advance`
 
 
-REPLAYS = [name for name in tiny.NAMES if "replay" in tiny.load(name).State._fields]
 LAUNCHES = [(name, {}) for name in REPLAYS] + [(name, dict(num_runs=1)) for name in REPLAYS]
 LAUNCHES += [(name, dict(n_step=3)) for name in REPLAYS if hasattr(tiny.load(name).Config(), "n_step")]
 
@@ -124,11 +132,11 @@ def test_no_second_copy_of_the_replay(name, changes):
 
 
 @each
-def test_metrics_are_one_float32_for_each_run(name):
-    for leaf in jax.tree.leaves(whole(name).metrics):
-        assert leaf.shape == (2,) and leaf.dtype == jnp.float32
-    metrics = run.finish(whole(name).metrics)
-    assert metrics and all(isinstance(key, str) for key in metrics)
+def test_metrics_are_one_finite_float32_for_each_run(name):
+    metrics = whole(name).metrics
+    assert all(x.shape == (2,) and x.dtype == jnp.float32 for x in jax.tree.leaves(metrics))
+    finite = {key: np.isfinite(x).all() for key, x in metrics.items() if not run.is_mean(x)}
+    assert finite and all(finite.values()), finite
 
 
 @each
@@ -145,9 +153,10 @@ def test_state_holds_what_the_runner_reads(name):
 @each
 def test_act_draws_for_each_row_and_returns_what_the_spec_says(name):
     ours = launch(name)
-    spec, params = ours.source.spec, tiny.run_of(whole(name).states.params, 0)
+    spec, params = ours.source.spec, tiny.run_of(ours.init().states.params, 0)
     # 16 observations, each on 8 rows
-    obs = jax.tree.map(lambda s: jnp.asarray(np.random.default_rng(0).normal(size=(16, *s.shape)), s.dtype), spec.obs)
+    rng = np.random.default_rng(0)
+    obs = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=(16, *s.shape)), s.dtype), spec.obs)
     rows = jax.tree.map(lambda x: jnp.repeat(x, 8, 0), obs)
     act = jax.jit(lambda obs, key: ours.algo.act(ours.config, spec, params, obs, key))
     action = act(rows, jax.random.key(0))

@@ -294,6 +294,23 @@ def test_forward_of_the_shifted_networks_is_the_forward_of_the_next_ones(shared_
         np.testing.assert_allclose(iqn.frozen_q_values(config, env.spec, moved, env.features), q(params)[:1], atol=1e-6)
 
 
+def test_targets_of_a_shared_torso_are_the_frozen_network_and_all_heads_but_the_last():
+    config, env = settings(shared_torso=True), world(4)
+    params = random_params(config, env)
+
+    def forward(torso, head, k):  # one hidden layer of three, on one-hot observations
+        first, second = torso["params"]["MLP_0"]["Dense_0"], head["params"]["Dense_0"]
+        return np.maximum(first["kernel"] + first["bias"][None], 0) @ second["kernel"][k] + second["bias"][k][None]
+
+    expected = [
+        forward(*params.frozen, ...),
+        forward(params.torso, params.head, 0),
+        forward(params.torso, params.head, 1),
+    ]
+    q = iqn.target_q_values(config, env.spec, params, env.features)
+    np.testing.assert_allclose(q, expected, atol=1e-5)  # float32 sums of four terms of order one
+
+
 # --- K = 1 is DQN ---
 
 
