@@ -8,18 +8,20 @@ Q_0, then freezes Q_1, and so on. i-DQN keeps a window of K online networks Q_1.
 them all, each on the backup of the one before it:
 
     y_k = r + (1 - terminated) gamma^n max_a' Qbar_{k-1}(s', a')                  k = 1..K
+          r the sum of n discounted rewards (fewer where the episode ends), no off-policy correction
     L   = sum_k E[(y_k - Q_k(s, a))^2]                                   (sum of K DQN losses)
 
     sync,   every D env steps:  Qbar_k <- Q_k                            for k = 1..K-1
     window, every T env steps:  Qbar_k <- Q_{k+1}                        for k = 0..K-1
                                 Q_k    <- Q_{k+1}                        for k = 1..K-1, Q_K stays
 
-With K = 1 the sync does nothing and the window is DQN's hard target update: this file is DQN.
+With K = 1 the sync does nothing and the window is DQN's hard target update: this file is DQN. (With
+`shared_torso` the copy is of the parameters before the window's gradient step, as in the authors' order.)
 
 Index mapping. Independent networks: `params[k]` is Q_{k+1} and `target_params[k]` is Qbar_k, both
-for k = 0..K-1. Shared torso: `params.head[k]` is the head of Q_{k+1} on `params.torso`, and
-`params.frozen` is the torso and head of Qbar_0; targets 1..K-1 are `target_params.head[:-1]` on
-`target_params.torso`.
+for k = 0..K-1. Shared torso: `params.head[k]` is the head of Q_{k+1} on `params.torso`;
+`target_params.frozen` (equal to `params.frozen` between steps) is the torso and head of Qbar_0, and
+targets 1..K-1 are `target_params.head[:-1]` on `target_params.torso`.
 
 D and T count env steps, over all environments, as in the authors' code. A gradient step is made
 every `train_period` env steps, so a window holds T / train_period gradient steps (published:
@@ -40,8 +42,13 @@ Deviations:
   the frozen Qbar_0 among them. Set `frozen_head_acts` for theirs. Reason: K = 1 is then DQN.
 - `shared_torso`, on 84x84 pixels, shares the convolutions as the authors do. For vectors and MinAtar
   it shares every hidden layer: their code has no such network.
-- The published window of `main` begins at its first random sample, that of `experiments` after
-  the last; both count from the first here, as the counter is `env_steps`.
+- `main` counts its periods from its first random sample, `experiments` from 0 after the last; both
+  count from the first here, as the counter is `env_steps`, so events fall up to one period apart.
+- `experiments` makes its first gradient step with the targets from before the first window; here the
+  first window comes before the targets are copied.
+- Every network starts from the Atari initialisation; `main` has lecun_normal for its dense layers and
+  xavier_uniform for its convolutions.
+- The last transition of a terminated episode is stored; the replay of `main` loses it.
 - Evaluation is greedy; the authors report the returns of the training episodes.
 - Rewards are not clipped; MinAtar's and CartPole's are at most 1. Clip in the environment.
 
@@ -155,6 +162,7 @@ def td_loss(q, q_next, action, reward, discount, huber=False):
 
     Args: q, q_next `(B, A)`; action `(B,)` int; reward `(B,)`, the n-step sum; discount `(B,)`,
         gamma^n (1 - terminated).
+    Returns: () float32.
     """
     target = jax.lax.stop_gradient(reward + discount * q_next.max(-1))
     td_error = target - jnp.take_along_axis(q, action[:, None], -1)[:, 0]
@@ -231,6 +239,8 @@ def check(config, env):
             f"n_step {config.n_step} is longer than the {rows} steps an environment stores before learning; "
             "raise prefill and capacity"
         )
+    if config.frozen_head_acts and not config.shared_torso:
+        raise ValueError("frozen_head_acts needs shared_torso: independent networks have no frozen head")
     if config.padding not in ("SAME", "VALID"):
         raise ValueError(f"padding {config.padding!r} must be SAME or VALID")
 
@@ -238,7 +248,7 @@ def check(config, env):
 def init(config, env, key) -> State:
     key, torso_key, head_key, reset_key, prefill_key = jax.random.split(key, 5)
 
-    # Networks: Q_1..Q_K drawn independently; the targets start as copies.
+    # Networks: K drawn independently; the targets start as copies.
     torso, head = networks(config, env.spec)
     obs = zeros(env.spec.obs)
     if config.shared_torso:

@@ -26,7 +26,11 @@ class PatchConv(nn.Module):
         height, width = x.shape[-3] - 2, x.shape[-2] - 2
         shifts = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
         patches = jnp.concatenate(shifts, -1)  # (..., height, width, 9 channels)
-        return nn.Dense(self.features, kernel_init=self.kernel_init)(patches)
+
+        def as_conv(key, shape, *dtype):  # a convolution's fans are 9 channels in, 9 features out
+            return self.kernel_init(key, (3, 3, shape[0] // 9, shape[1]), *dtype).reshape(shape)
+
+        return nn.Dense(self.features, kernel_init=as_conv)(patches)
 
 
 class MinAtarTorso(nn.Module):

@@ -2,7 +2,7 @@
 
 Laid out `(time, num_envs, record)`: row t holds what all environments did on one step, so an
 environment's own history is a column, and n-step returns and windows are read down it. A record is
-one whole transition, its fields side by side as 32-bit words in their own dtypes' bits. Storing is
+one whole transition, its fields side by side in 32-bit words, each in its own dtype's bits. Storing is
 then one contiguous write and sampling one gather, each transition one or two cache lines, where six
 separate arrays would cost six writes, six gathers and six cache misses.
 
@@ -29,16 +29,22 @@ class Layout:
 
     @property
     def num_words(self) -> int:
-        return sum(words_of(*field) for field in self.fields)
+        words = sum(nbytes(field) for field in self.fields if not is_small(field)) // 4
+        return words + -(-sum(nbytes(field) for field in self.fields if is_small(field)) // 4)
 
     @property
     def nbytes(self) -> int:
         return 4 * self.num_words
 
 
-def words_of(shape, dtype) -> int:
-    """32-bit words that an array takes in a record; bytes are packed four to a word."""
-    return -(-prod(shape) * jnp.dtype(dtype).itemsize // 4)
+def nbytes(field) -> int:
+    shape, dtype = field
+    return prod(shape) * jnp.dtype(dtype).itemsize
+
+
+def is_small(field) -> bool:
+    """Whether elements are less than a word: bool, uint8, float16. These are packed together, byte by byte."""
+    return jnp.dtype(field[1]).itemsize < 4
 
 
 def layout(example) -> Layout:
@@ -49,35 +55,46 @@ def layout(example) -> Layout:
 
 def pack(layout: Layout, tree) -> jax.Array:
     """Any leading batch axes `...` of the fields to records `(..., num_words)` uint32."""
-    words = []
-    for x, (shape, dtype) in zip(jax.tree.leaves(tree), layout.fields, strict=True):
+    words, octets = [], []
+    for x, field in zip(jax.tree.leaves(tree), layout.fields, strict=True):
+        shape, dtype = field
         lead = x.shape[: x.ndim - len(shape)]
         flat = x.astype(dtype).reshape(*lead, prod(shape))
-        size = jnp.dtype(dtype).itemsize
-        if size < 4:  # bool, uint8, float16: pad to whole words
+        if is_small(field):
             flat = flat.astype(jnp.uint8) if dtype == jnp.bool_ else flat
-            per_word = 4 // size
-            padding = -flat.shape[-1] % per_word
-            flat = jnp.pad(flat, [(0, 0)] * len(lead) + [(0, padding)])
-            flat = flat.reshape(*lead, -1, per_word)
-        bits = jax.lax.bitcast_convert_type(flat, jnp.uint32)
-        words.append(bits.reshape(*lead, words_of(shape, dtype)))
+            octets.append(jax.lax.bitcast_convert_type(flat, jnp.uint8).reshape(*lead, nbytes(field)))
+        else:
+            words.append(jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(*lead, nbytes(field) // 4))
+    if octets:
+        octets = jnp.concatenate(octets, -1)
+        octets = jnp.pad(octets, [(0, 0)] * len(lead) + [(0, -octets.shape[-1] % 4)])
+        words.append(jax.lax.bitcast_convert_type(octets.reshape(*lead, -1, 4), jnp.uint32))
     return jnp.concatenate(words, -1)
 
 
 def unpack(layout: Layout, words: jax.Array):
     """Records `(..., num_words)` to the example's structure, with leading axes `...`. Undoes `pack` bit for bit."""
-    lead, start, leaves = words.shape[:-1], 0, []
-    for shape, dtype in layout.fields:
-        stop = start + words_of(shape, dtype)
-        bits = words[..., start:stop]
-        start = stop
-        if jnp.dtype(dtype).itemsize == 8:
-            bits = bits.reshape(*lead, prod(shape), 2)
-        store = jnp.uint8 if dtype == jnp.bool_ else dtype
-        flat = jax.lax.bitcast_convert_type(bits, store).reshape(*lead, -1)[..., : prod(shape)]
-        leaves.append(flat.reshape(*lead, *shape).astype(dtype))
-    return jax.tree.unflatten(layout.treedef, leaves)
+    lead, start, leaves = words.shape[:-1], 0, {}
+    for i, field in enumerate(layout.fields):
+        if not is_small(field):
+            stop = start + nbytes(field) // 4
+            leaves[i] = words[..., start:stop]
+            start = stop
+    octets = jax.lax.bitcast_convert_type(words[..., start:], jnp.uint8).reshape(*lead, -1)
+    start = 0
+    for i, field in enumerate(layout.fields):
+        if is_small(field):
+            leaves[i] = octets[..., start : start + nbytes(field)]
+            start += nbytes(field)
+
+    def as_stored(bits, field):
+        shape, dtype = field
+        dtype = jnp.dtype(jnp.uint8 if dtype == jnp.bool_ else dtype)
+        per_element = dtype.itemsize // bits.dtype.itemsize
+        bits = bits.reshape(*lead, prod(shape), per_element) if per_element > 1 else bits
+        return jax.lax.bitcast_convert_type(bits, dtype).reshape(*lead, *shape).astype(field[1])
+
+    return jax.tree.unflatten(layout.treedef, [as_stored(leaves[i], field) for i, field in enumerate(layout.fields)])
 
 
 @pytree

@@ -47,10 +47,11 @@ class Reporter:
     def say(self, text: str):
         say(self.console, text)
 
-    def advance(self, done: int, steps_per_second: float):
-        """After a slice. Args: steps so far of each run; steps per second of all runs together."""
+    def advance(self, done: int, steps_per_second: float, within: bool):
+        """After a slice. Args: steps so far of each run; steps per second of all runs together; whether the chunk
+        goes on (where it does not, its own line follows)."""
         self.speed = f"{steps_per_second:,.0f} steps/s"
-        self._show(done, time.perf_counter() - self.printed > PLAIN_PERIOD)
+        self._show(done, within and time.perf_counter() - self.printed > PLAIN_PERIOD)
 
     def chunk(self, done: int, lines: list[dict]):
         """At the end of a chunk, with its lines of metrics: the interquartile mean over runs of the returns."""

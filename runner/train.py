@@ -156,7 +156,7 @@ class Training:
             slice_began = time.perf_counter()
             self.carry = self.advance(length)
             self.pace = (time.perf_counter() - slice_began) / length
-            reporter.advance(self.count, self.num_runs * step_size / self.pace)
+            reporter.advance(self.count, self.num_runs * step_size / self.pace, within=self.count < target)
         speed = (self.count - first) / (time.perf_counter() - began)
 
         lines = self.measure(speed, began)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -44,23 +44,15 @@ def shapes(config, env):
 def random_params(config, env):
     """Every leaf normal; as `init` draws them would cost a compile."""
     rng = np.random.default_rng(0)
-    draw = lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32)
-    return jax.tree.map(draw, shapes(config, env).params)
+    return jax.tree.map(lambda x: array(rng.normal(size=x.shape)), shapes(config, env).params)
 
 
 def fresh_state(config, env, params, target_params, env_steps):
-    """A state with these parameters, an empty replay, and environments in state 0."""
-    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
-    state = shapes(config, env)
-    return iqn.State(
-        params=params,
-        target_params=target_params,
-        opt_state=iqn.optimizer(config).init((params.torso, params.head)),
-        replay=zeros(state.replay),
-        env_state=zeros(state.env_state),
-        env_steps=jnp.int32(env_steps),
-        gradient_steps=jnp.int32(0),
-        key=jax.random.key(0),
+    """A state with these parameters, a new optimiser, an empty replay, and environments in state 0."""
+    state = shapes(config, env)._replace(key=(), params=(), target_params=())
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+    return state._replace(
+        params=params, target_params=target_params, env_steps=np.int32(env_steps), key=jax.random.key(0)
     )
 
 
@@ -118,16 +110,23 @@ def test_learning_step_of_the_official_code(golden_batch):
         return iqn.Params(torso, {"params": {"Dense_0": layers["Dense_1"]}}, ())
 
     params, target_params = params_of(g["params"]), params_of(g["target_params"])
-    losses = jax.jit(lambda p: iqn.losses(config, env.spec, p, target_params, batch, discount))
+
+    @jax.jit
+    def outputs(params):
+        q = iqn.q_values(config, env.spec, params, batch.obs)
+        q_next = iqn.target_q_values(config, env.spec, target_params, batch.next_obs)
+        return q, q_next, iqn.losses(config, env.spec, params, target_params, batch, discount)
+
+    q, q_next, losses = outputs(params)
     state, metrics = jax.jit(partial(iqn.step, config))(env, fresh_state(config, env, params, target_params, 0))
 
     close = partial(np.testing.assert_allclose, atol=1e-6)  # a few float32 roundings of numbers below one
-    close(iqn.q_values(config, env.spec, params, batch.obs), g["online_q_state"])
-    close(iqn.target_q_values(config, env.spec, target_params, batch.next_obs), g["target_q_next"])
-    close(losses(params), g["losses_per_network"])
+    close(q, g["online_q_state"])
+    close(q_next, g["target_q_next"])
+    close(losses, g["losses_per_network"])
     close(metrics["loss"], np.mean(g["losses_per_network"]))
     jax.tree.map(close, state.params, params_of(g["params_after_1"]))
-    close(losses(state.params), g["losses_second"])
+    close(outputs(state.params)[2], g["losses_second"])
     assert tiny.same_bits(state.target_params, target_params)
 
 
@@ -144,7 +143,7 @@ def test_step_descends_the_sum_of_independent_losses_and_the_mean_of_shared_ones
     loss_fn = lambda p: iqn.losses(config, env.spec, p, params, batch, discount).sum()
     grads = jax.jit(jax.grad(loss_fn))(params)
     scale = 1 / 3 if shared_torso else 1
-    expected = jax.tree.map(lambda p, g: p - scale * g, params, grads)
+    expected = jax.tree.map(lambda p, g: p - scale * np.asarray(g), params, grads)
     # float32 sums of four terms of order ten, in another order
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), state.params, expected)
 
@@ -187,8 +186,8 @@ def labels_grow_by_ten(monkeypatch):
 
 def filled_with(tree, labels):
     """Every leaf of `tree` filled with labels along its leading axis, or with the one label given."""
-    labels = jnp.asarray(labels, jnp.float32)
-    fill = lambda x: jnp.broadcast_to(labels.reshape(labels.shape + (1,) * (x.ndim - labels.ndim)), x.shape)
+    labels = array(labels)
+    fill = lambda x: np.broadcast_to(labels.reshape(labels.shape + (1,) * (x.ndim - labels.ndim)), x.shape)
     return jax.tree.map(fill, tree)
 
 
@@ -421,32 +420,15 @@ def test_loss_of_a_network_moves_no_other_network_and_no_target(shared_torso):
         assert all((np.abs(np.asarray(x)).reshape(3, -1).max(-1) > 0).all() for x in jax.tree.leaves(online.torso))
 
 
-def test_frozen_torso_and_head_keep_their_bits_until_a_window():
-    config = settings(shared_torso=True, learning_rate=1e-2, window_period=40, sync_period=8)
-    env = world(4)
-    params = random_params(config, env)
-    before = fresh_state(config, env, params, params, env_steps=8)
-    moved = []
-    for state in play(config, env, before, 19):
-        assert not tiny.same_bits(state.params.torso, before.params.torso)
-        if not tiny.same_bits(state.params.frozen, before.params.frozen):
-            moved.append(int(state.env_steps))
-            first_head = jax.tree.map(lambda p: p[0], before.params.head)
-            assert tiny.same_bits(state.params.frozen, (before.params.torso, first_head))
-        assert tiny.same_bits(state.params.frozen, state.target_params.frozen)
-        before = state
-    assert moved == [40, 80]
-
-
 # --- acting ---
 
 
 def preferring(config, env, actions, frozen_action=None):
     """Parameters under which network k always prefers `actions[k]`, whatever it sees."""
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes(config, env).params)
-    zero.head["params"]["Dense_0"]["bias"] = jax.nn.one_hot(jnp.array(actions), env.spec.num_actions)
+    zero = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes(config, env).params)
+    zero.head["params"]["Dense_0"]["bias"] = np.eye(env.spec.num_actions, dtype=np.float32)[actions]
     if frozen_action is not None:
-        zero.frozen[1]["params"]["Dense_0"]["bias"] = jax.nn.one_hot(frozen_action, env.spec.num_actions)
+        zero.frozen[1]["params"]["Dense_0"]["bias"] = np.eye(env.spec.num_actions, dtype=np.float32)[frozen_action]
     return zero
 
 
@@ -468,7 +450,9 @@ def test_frozen_network_acts_only_where_asked(frozen_head_acts):
     config = settings(shared_torso=True, num_iterates=2, frozen_head_acts=frozen_head_acts)
     env = world(4, num_actions=3)
     params = preferring(config, env, [0, 1], frozen_action=2)
-    action = iqn.act(config, env.spec, params, jnp.zeros((3_000, 4)), jax.random.key(0))
+    action = jax.jit(lambda obs, key: iqn.act(config, env.spec, params, obs, key))(
+        np.zeros((3_000, 4)), jax.random.key(0)
+    )
     counts = np.bincount(action, minlength=3)
     assert (counts[2] > 0) == frozen_head_acts
     assert chisquare(counts[counts > 0]).pvalue > 0.01
@@ -477,9 +461,12 @@ def test_frozen_network_acts_only_where_asked(frozen_head_acts):
 def test_act_is_greedy_and_takes_the_action_of_one_network():
     config, env = settings(num_iterates=1), world(4)
     params = random_params(config, env)
-    q = np.asarray(iqn.q_values(config, env.spec, params, env.features))[0]
-    action = iqn.act(config, env.spec, params, env.features, jax.random.key(0))
-    assert action.tolist() == q.argmax(-1).tolist()
+    of_obs = lambda obs, key: (
+        iqn.q_values(config, env.spec, params, obs)[0],
+        iqn.act(config, env.spec, params, obs, key),
+    )
+    q, action = map(np.asarray, jax.jit(of_obs)(env.features, jax.random.key(0)))
+    assert action.tolist() == q.argmax(-1).tolist() and len(set(action.tolist())) == 2
 
 
 def test_epsilon_by_hand():
@@ -490,19 +477,6 @@ def test_epsilon_by_hand():
     np.testing.assert_allclose([at(t) for t in steps], expected, atol=1e-6)  # one float32 rounding
     no_decay = dataclasses.replace(config, epsilon_decay=0.0)
     np.testing.assert_allclose(iqn.epsilon(no_decay, 41), 0.1, atol=1e-6)  # no division by zero
-
-
-def test_step_explores_with_probability_epsilon_and_stores_what_it_did():
-    env = world(64, num_actions=3)
-    config = settings(num_iterates=2, learning_rate=0.0, epsilon_start=0.6, epsilon_end=0.6, train_period=64)
-    config = dataclasses.replace(config, prefill=64, capacity=64 * 50)
-    params = preferring(config, env, [0, 1])
-    state = fresh_state(config, env, params, preferring(config, env, [2, 2]), env_steps=64)
-    state = jax.jit(lambda s: jax.lax.fori_loop(0, 40, lambda _, s: iqn.step(config, env, s)[0], s))(state)
-    action = np.asarray(state.replay.data.action)[:40].ravel()
-    # explores with 0.6, a third of it on each action: 0.2; the rest is shared by networks 0 and 1: 0.2 + 0.2
-    assert chisquare(np.bincount(action), action.size * array([0.4, 0.4, 0.2])).pvalue > 0.01
-    assert state.env_steps == 64 * 41 and state.gradient_steps == 40
 
 
 # --- the published network ---
@@ -559,33 +533,42 @@ REWARD = array([[0.3, 0], [0, 0], [0.1, 0], [0, 1.0]])
 TERMINATED = np.array([[1, 0], [0, 0], [0, 0], [0, 1]])
 
 
-@cache
-def chain(shared_torso):
-    """The settings, the environment, the initial state, and the state after learning."""
-    fields = (x.tolist() for x in (NEXT_STATE, REWARD, TERMINATED))
-    env = table(np.eye(4), [1, 0, 0, 0], *fields, num_envs=8)
-    config = tiny.config(iqn, **tiny.LEARNING, gamma=0.9, shared_torso=shared_torso)
-    configs = run.broadcast(config, 1)
-    carry = run.init(iqn, configs, env, jax.random.split(jax.random.key(0), 1))
-    first = jax.tree.map(jnp.copy, carry)  # the carry itself is donated
-    last = run.advance(iqn, configs, env, carry, tiny.LEARNING_STEPS)
-    return config, env, tiny.run_of(first.states, 0), tiny.run_of(last.states, 0)
+class Chain:
+    """One run on the chain; every test that learns on it goes through the same two programs."""
+
+    def __init__(self, shared_torso):
+        fields = (x.tolist() for x in (NEXT_STATE, REWARD, TERMINATED))
+        self.env = table(np.eye(4), [1, 0, 0, 0], *fields, num_envs=8)
+        self.config = tiny.config(iqn, **tiny.LEARNING, gamma=0.9, shared_torso=shared_torso)
+
+    def init(self):
+        return run.init(iqn, run.broadcast(self.config, 1), self.env, jax.random.split(jax.random.key(0), 1))
+
+    def advance(self, carry, num_steps, **changes):
+        configs = run.broadcast(dataclasses.replace(self.config, **changes), 1)
+        return run.advance(iqn, configs, self.env, carry, num_steps)
+
+
+def state_of(carry):
+    """A copy: the carry itself is donated to the next step."""
+    return jax.tree.map(jnp.copy, tiny.run_of(carry.states, 0))
 
 
 @flags
 def test_networks_start_from_independent_draws_and_targets_from_copies(shared_torso):
-    params = chain(shared_torso)[2].params
-    assert tiny.same_bits(params, chain(shared_torso)[2].target_params)
-    kernel = np.asarray(params.head["params"]["Dense_0"]["kernel"])  # (K, 32, A)
+    state = state_of(Chain(shared_torso).init())
+    assert tiny.same_bits(state.params, state.target_params)
+    kernel_of = lambda head: np.asarray(head["params"]["Dense_0"]["kernel"])
+    kernel = kernel_of(state.params.head)  # (K, 32, A)
     if shared_torso:  # the authors' first window has moved: Qbar_0 is the first draw, the last two are equal
         assert (kernel[-1] == kernel[-2]).all()
-        kernel = np.concatenate([params.frozen[1]["params"]["Dense_0"]["kernel"][None], kernel[:-1]])
+        kernel = np.concatenate([kernel_of(state.params.frozen[1])[None], kernel[:-1]])
     assert np.unique(kernel).size == kernel.size
 
 
 def test_replay_starts_with_the_prefill_of_a_uniform_policy():
-    config, env, state, _ = chain(False)
-    assert state.env_steps == config.prefill == 800 and state.replay.inserted == 100 and state.gradient_steps == 0
+    state = state_of(Chain(False).init())
+    assert state.env_steps == 800 and state.replay.inserted == 100 and state.gradient_steps == 0
     stored = jax.tree.map(lambda x: np.asarray(x)[:100].reshape(800, -1), state.replay.data)
     assert chisquare(np.bincount(stored.action[:, 0])).pvalue > 0.01
     at = stored.obs.argmax(1), stored.action[:, 0]
@@ -599,9 +582,42 @@ def test_all_iterates_meet_value_iteration(shared_torso):
         expected = REWARD + 0.9 * (1 - TERMINATED) * expected.max(1)[NEXT_STATE]
     assert expected[0, 1] > 0.6 > expected[0, 0] == REWARD[0, 0]  # it pays to walk
 
-    config, env, _, state = chain(shared_torso)
-    # Within 0.001 for four seeds; an off-policy three-step return is wrong by 0.3.
-    close = lambda q: np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=0.01)
-    close(iqn.q_values(config, env.spec, state.params, env.features))  # (K, S, A)
-    close(iqn.target_q_values(config, env.spec, state.target_params, env.features))
-    assert state.gradient_steps == tiny.LEARNING_STEPS
+    chain = Chain(shared_torso)
+    state = state_of(chain.advance(chain.init(), tiny.LEARNING_STEPS))
+    q_of = jax.jit(lambda state: (
+        iqn.q_values(chain.config, chain.env.spec, state.params, chain.env.features),
+        iqn.target_q_values(chain.config, chain.env.spec, state.target_params, chain.env.features),
+    ))  # fmt: skip
+    for q in q_of(state):  # (K, S, A)
+        # Within 0.001 for four seeds; an off-policy three-step return is wrong by 0.3.
+        np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=0.01)
+
+
+def test_frozen_torso_and_head_keep_their_bits_until_a_window():
+    chain = Chain(shared_torso=True)
+    carry = chain.init()
+    first = state_of(carry)
+    carry = chain.advance(carry, 49)  # env step 800 + 8 * 49 = 1192, after nine syncs
+    before = state_of(carry)
+    after = state_of(chain.advance(carry, 1))  # env step 1200 = 3 T
+    for part in ("torso", "head"):
+        assert not tiny.same_bits(getattr(before.params, part), getattr(first.params, part))
+    assert tiny.same_bits(before.params.frozen, first.params.frozen)
+    assert tiny.same_bits(before.target_params.frozen, first.params.frozen)
+    expected = before.params.torso, jax.tree.map(lambda p: p[0], before.params.head)
+    assert tiny.same_bits(after.params.frozen, expected) and tiny.same_bits(after.target_params.frozen, expected)
+
+
+def test_step_explores_with_probability_epsilon_and_stores_what_it_did():
+    chain = Chain(shared_torso=False)
+    carry = chain.init()
+    prefer = lambda action: jax.tree.map(
+        lambda p: jnp.asarray(p)[None], preferring(chain.config, chain.env, [action] * 3)
+    )
+    carry = carry._replace(states=carry.states._replace(params=prefer(0), target_params=prefer(1)))
+    carry = chain.advance(carry, 200, learning_rate=0.0, epsilon_start=0.6, epsilon_end=0.6)
+    state = state_of(carry)
+    action = np.asarray(state.replay.data.action)[100:300].ravel()
+    # explores with 0.6, half of it on each action: action 1 has 0.3
+    assert chisquare(np.bincount(action), action.size * np.array([0.7, 0.3])).pvalue > 0.01
+    assert state.env_steps == 800 + 8 * 200 and state.gradient_steps == 200

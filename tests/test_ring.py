@@ -88,11 +88,11 @@ def test_structured_observations_are_stored_and_sampled_as_they_are():
 def test_bytes_of_a_cartpole_record():
     obs = jnp.zeros(4)
     example = Transition(obs, jnp.int32(0), jnp.float32(0), obs, jnp.bool_(False), jnp.bool_(False))
-    # obs 4 x 4, action 4, reward 4, next_obs 4 x 4, and a word for each of the two flags
-    assert ring.layout(example).nbytes == 16 + 4 + 4 + 16 + 4 + 4
-    # Pixels: 2 x 10 x 10 x 4 bits kept as 400 bytes each, action, reward, flags
+    # obs 4 x 4, action 4, reward 4, next_obs 4 x 4, and the two flags together in one word
+    assert ring.layout(example).nbytes == 16 + 4 + 4 + 16 + 4
+    # Pixels: 2 x 10 x 10 x 4 flags kept as 400 bytes each, action, reward, 2 bytes of flags and 2 to fill a word
     pixels = jnp.zeros((10, 10, 4), bool)
-    assert ring.layout(example._replace(obs=pixels, next_obs=pixels)).nbytes == 2 * 400 + 4 + 4 + 4 + 4
+    assert ring.layout(example._replace(obs=pixels, next_obs=pixels)).nbytes == 2 * 400 + 4 + 4 + 2 + 2
 
 
 @pytest.mark.parametrize("inserts", [3, 5, 12], ids=["half_full", "just_full", "wrapped"])
