@@ -44,6 +44,8 @@ Deviations:
   it shares every hidden layer: their code has no such network.
 - `main` counts its periods from its first random sample, `experiments` from 0 after the last; both
   count from the first here, as the counter is `env_steps`, so events fall up to one period apart.
+- An event between two gradient steps takes effect with the later one, up to train_period - 1 env
+  steps after the authors'.
 - `experiments` makes its first gradient step with the targets from before the first window; here the
   first window comes before the targets are copied.
 - Every network starts from the Atari initialisation; `main` has lecun_normal for its dense layers and
@@ -136,7 +138,8 @@ def q_values(config, spec, params: Params, obs):
     torso, head = networks(config, spec)
     if config.shared_torso:
         return ensemble.apply(head, params.head, torso.apply(params.torso, obs))
-    return ensemble.apply_each(head, params.head, ensemble.apply(torso, params.torso, obs))
+    one = lambda torso_params, head_params: head.apply(head_params, torso.apply(torso_params, obs))
+    return jax.vmap(one)(params.torso, params.head)
 
 
 def frozen_q_values(config, spec, params: Params, obs):
@@ -241,6 +244,8 @@ def check(config, env):
         )
     if config.frozen_head_acts and not config.shared_torso:
         raise ValueError("frozen_head_acts needs shared_torso: independent networks have no frozen head")
+    if not hasattr(env.spec.obs, "shape"):
+        raise ValueError("iqn needs one array as its observation; this environment's is structured")
     if config.padding not in ("SAME", "VALID"):
         raise ValueError(f"padding {config.padding!r} must be SAME or VALID")
 
@@ -259,7 +264,7 @@ def init(config, env, key) -> State:
         params = roll_shared(Params(torso_params, head_params, ()))
     else:
         torso_params = ensemble.init(torso, torso_key, config.num_iterates, obs)
-        features = ensemble.apply(torso, torso_params, obs)[0]
+        features = torso.apply(jax.tree.map(lambda p: p[0], torso_params), obs)
         params = Params(torso_params, ensemble.init(head, head_key, config.num_iterates, features), ())
     opt_state = optimizer(config).init((params.torso, params.head))
 
@@ -281,7 +286,10 @@ def init(config, env, key) -> State:
 
 
 def act(config, spec, params: Params, obs, key):
-    """Greedy with respect to one of the K networks, drawn uniformly for each row of `obs`. `(B,)` int32."""
+    """Greedy with respect to one of the K networks, drawn uniformly for each row of `obs`. `(B,)` int32.
+
+    All K are evaluated, and one is used for each row.
+    """
     q = q_values(config, spec, params, obs)  # (K, B, A)
     if config.shared_torso and config.frozen_head_acts:
         q = jnp.concatenate([frozen_q_values(config, spec, params, obs), q])

@@ -17,7 +17,7 @@ SUITES = {"": "envs.gymnax_env", "brax": "envs.brax_env"}
 def _suite(name: str):
     """The module and the name within it of a known id. Raises: ValueError naming the closest ids."""
     prefix, _, rest = name.rpartition("/")
-    if prefix in SUITES:
+    if prefix in SUITES and not name.startswith("/"):
         module = importlib.import_module(SUITES[prefix])
         if rest in module.names():
             return module, rest

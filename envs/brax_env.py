@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.params import convert
-from envs.types import Mean, Spec, Transition, continuous_spec, pytree, static
+from envs.types import Mean, Spec, Transition, continuous_spec, episode_metrics, pytree, static
 
 # What Brax registers; tests/test_envs.py compares it with Brax's own registry.
 NAMES = (
@@ -76,10 +76,7 @@ class BraxEnv:
         episode_length = state.episode_length + 1
         truncated = episode_length >= self.spec.max_episode_steps
         done = terminated | truncated
-        finished = dict(
-            episode_return=Mean(episode_return * done, done),
-            episode_length=Mean(episode_length * done, done),
-        )
+        finished = episode_metrics(episode_return, episode_length, done)
         transition = Transition(state.obs, action, reward, next_obs, terminated, truncated)
 
         def restart(done, row, current):  # of one environment

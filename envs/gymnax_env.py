@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.params import convert
-from envs.types import Mean, Spec, Transition, continuous_spec, discrete_spec, pytree, static
+from envs.types import Mean, Spec, Transition, continuous_spec, discrete_spec, episode_metrics, pytree, static
 
 # What gymnax registers; tests/test_envs.py compares it with gymnax's own registry.
 DISCRETE = (
@@ -78,10 +78,7 @@ class GymnaxEnv:
         done = terminated | truncated
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
-        finished = dict(
-            episode_return=Mean(episode_return * done, done),
-            episode_length=Mean(episode_length * done, done),
-        )
+        finished = episode_metrics(episode_return, episode_length, done)
         transition = Transition(state.obs, action, reward, next_obs, terminated, truncated)
         next_state = EnvState(inner, self._encode(obs), episode_return * ~done, episode_length * ~done)
         return next_state, transition, finished

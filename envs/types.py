@@ -75,6 +75,14 @@ class Mean(NamedTuple):
     count: Any
 
 
+def episode_metrics(episode_return, episode_length, done) -> dict[str, Mean]:
+    """What an environment reports of the episodes that end on a step. Args: all `(num_envs,)`."""
+    return dict(
+        episode_return=Mean(episode_return * done, done),
+        episode_length=Mean(episode_length * done, done),
+    )
+
+
 # The kinds of number a Config holds. `runner.check` refuses a value outside its interval before
 # anything compiles, so a typo in a sweep costs one line and no machine time.
 class Interval(NamedTuple):

@@ -11,8 +11,3 @@ def init(module, key, num, *inputs):
 def apply(module, params, *inputs):
     """The same inputs through every network: `(B, ...)` to `(K, B, ...)`."""
     return jax.vmap(lambda p: module.apply(p, *inputs))(params)
-
-
-def apply_each(module, params, *inputs):
-    """Network k on its own inputs: `(K, B, ...)` to `(K, B, ...)`."""
-    return jax.vmap(module.apply)(params, *inputs)

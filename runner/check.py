@@ -76,7 +76,11 @@ def check_memory(carry, num_runs: int) -> str:
     Args: carry, the shape structs of everything the launch keeps on the device.
     """
     need, free = tree_bytes(carry), available_memory()
-    text = f"{size(need)} for {num_runs} run{'s' * (num_runs > 1)} of {size(need / num_runs)}, {size(free)} available"
+    text = f"{size(need)} for {num_runs} run{'s' * (num_runs > 1)} of {size(need / num_runs)}"
+    if jax.default_backend() == "cpu":  # a checkpoint holds a second copy while it is written or read
+        need *= 2
+        text += ", twice that while a checkpoint is written"
+    text += f"; {size(free)} available"
     if need > free:
         raise BadInput(f"replay and networks need {text}; lower --config.capacity or the number of --seeds")
     return text

@@ -23,7 +23,7 @@ def digest(tree) -> int:
 
 def latest(folder: Path) -> Path | None:
     """The newest whole checkpoint; one that a kill left half-written has a name that is not a number."""
-    return max((p for p in folder.glob("*") if p.name.isdigit()), key=lambda p: int(p.name), default=None)
+    return max((p for p in folder.glob("*") if p.name.isdecimal()), key=lambda p: int(p.name), default=None)
 
 
 def save(folder: Path, step: int, carry, meta: dict):
@@ -36,9 +36,9 @@ def save(folder: Path, step: int, carry, meta: dict):
         carry=ocp.args.StandardSave(carry), meta=ocp.args.JsonSave({**meta, "digest": digest(carry)})
     )
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(target.absolute(), items, force=True)  # a temporary folder, renamed when whole
+        checkpointer.save(target.absolute(), items)  # a temporary folder, renamed when whole
     for other in folder.iterdir():
-        if other != target:
+        if other != target and other.is_dir():
             shutil.rmtree(other)
 
 

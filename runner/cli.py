@@ -21,6 +21,8 @@ from runner import settings
 from runner.check import BadInput
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+|[+-]?\d+\.0+")
+# Flags whose value is text: taken as it stands.
+TEXT = ("--run-dir", "--resume", "--env", "--wandb-project")
 WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 
 
@@ -34,11 +36,17 @@ def normalise(argv: list[str]) -> list[str]:
     for token in argv:
         if token.startswith("--") and "=" in token:
             tokens += token.split("=", 1)
-        elif tokens and tokens[-1][:1] in ("[", "(") and tokens[-1][-1:] not in ("]", ")"):
+        elif tokens and not is_text(tokens[:-1]) and tokens[-1][:1] in ("[", "(") and tokens[-1][-1:] not in ("]", ")"):
             tokens[-1] += token  # a bracketed list that a shell split at its spaces
         else:
             tokens.append(token)
-    return [value for token in tokens for value in expand(token)]
+    return [v for i, token in enumerate(tokens) for v in ([token] if is_text(tokens[:i]) else expand(token))]
+
+
+def is_text(before: list[str]) -> bool:
+    """Whether what follows these arguments is the value of a flag that takes text, or an environment parameter."""
+    flag = before[-1].replace("_", "-") if before else ""
+    return flag in TEXT or flag.startswith("--env-params.")
 
 
 def expand(token: str) -> list[str]:
@@ -175,7 +183,9 @@ FREE_ON_RESUME = ("resume", "steps", "time_limit", "checkpoint_period", "wandb",
 
 def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
     """The launch that a run directory was written by, with the few flags that may change."""
-    saved = settings.read(run_dir)
+    saved = settings.read(run_dir.expanduser())
+    if known(tokens, "run-dir").run_dir is not None:
+        raise BadInput("--resume writes to the directory it continues; leave --run-dir out")
     if env_params or algo_name not in (None, saved["algo"]):
         raise BadInput(f"--resume takes the algorithm ({saved['algo']}) and environment from {run_dir}")
     algo = settings.load(saved["algo"])
@@ -188,7 +198,14 @@ def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
     for field in dataclasses.fields(options):
         if field.name in before and field.name not in FREE_ON_RESUME:
             old, new = before[field.name], getattr(options, field.name)
-            if old != new:
+            if field.name == "config":
+                names = [f.name for f in dataclasses.fields(old) if getattr(old, f.name) != getattr(new, f.name)]
+                if names:
+                    raise BadInput(
+                        f"--resume continues with --config.{names[0].replace('_', '-')} {getattr(old, names[0])}, "
+                        f"not {getattr(new, names[0])}; start a new run to change it"
+                    )
+            elif old != new:
                 raise BadInput(f"--resume continues with {field.name} {old}, not {new}; start a new run to change it")
     if options.steps < saved["steps"]:
         raise BadInput(f"--steps {options.steps} is less than the {saved['steps']} of {run_dir}; only more is possible")
@@ -200,8 +217,9 @@ def fill(kind, algo, tokens, values: dict):
     options_type = options(kind, algo.Config)
     config = (tyro.conf.FlagConversionOff,)
     filled = tyro.cli(options_type, args=tokens, default=options_type(**values), prog="train.py", config=config)
-    if not filled.seeds or min(filled.seeds) < 0 or len(set(filled.seeds)) < len(filled.seeds):
-        raise BadInput(f"--seeds {filled.seeds} must be different whole numbers from 0 on, at least one")
+    seeds = set(filled.seeds)
+    if not seeds or not 0 <= min(seeds) <= max(seeds) < 2**31 or len(seeds) < len(filled.seeds):
+        raise BadInput(f"--seeds {filled.seeds} must be different whole numbers from 0 to 2^31 - 1, at least one")
     for name in ("num_envs", "eval_episodes", "time_limit"):
         value = getattr(filled, name)
         if value is not None and not value > 0:

@@ -14,6 +14,11 @@ import json
 import os
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows: two launches in one folder are then not told apart
+    fcntl = None
+
 from runner.check import BadInput
 
 
@@ -26,6 +31,19 @@ def write(path: Path, data: bytes):
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def lock(folder: Path) -> int:
+    """Takes `folder` for this process until the file descriptor that it returns is closed, or the process ends."""
+    if fcntl is None:
+        return os.open(os.devnull, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BadInput(f"{folder} is being written by another launch; nothing was changed") from None
+    return descriptor
 
 
 class MetricsFile:
@@ -54,6 +72,8 @@ class MetricsFile:
         """Each line as JSON; NaN and infinity, which JSON has not, must be None."""
         with open(self.path, "a") as file:
             file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
 
     def read(self) -> list[dict]:
         return [json.loads(line) for line in self.path.read_text().splitlines()]

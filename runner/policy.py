@@ -5,6 +5,7 @@ action = algo.act(config, spec, params, obs[None], key)[0]
 """
 
 import json
+import types
 from pathlib import Path
 
 import jax
@@ -45,7 +46,7 @@ def load(path: Path, run: int = 0) -> tuple:
     saved = header["settings"]
     algo = settings.load(saved["algo"])
     config = settings.replace(algo.Config(), saved["config"], str(path))
-    source = settings.kind_of(algo).make(saved["source"], saved["num_envs"], **saved["source_params"])
+    source, _ = settings.kind_of(algo).make(types.SimpleNamespace(**saved), saved["source_params"])
     key = jax.eval_shape(jax.random.key, 0)
     abstract = jax.eval_shape(lambda key: algo.init(config, source, key), key).params
     stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(saved["seeds"]), *x.shape), x.dtype), abstract)

@@ -26,16 +26,17 @@ class Kind(typing.NamedTuple):
     flag: str  # --env
     counter: str  # the field of State that `--steps` counts
     unit: str
-    make: typing.Callable  # (name, num_envs, **params) -> source
+    make: typing.Callable  # (options, source_params) -> (source, environment to evaluate in)
 
 
-def _make_env(*args, **kwargs):
+def make_envs(options, params: dict):
+    """The environments to train in and, an instance of their own, to evaluate in."""
     import envs
 
-    return envs.make(*args, **kwargs)
+    return tuple(envs.make(options.source, n, **params) for n in (options.num_envs, options.eval_episodes))
 
 
-KINDS = {"env": Kind("env", "env_steps", "env steps", _make_env)}
+KINDS = {"env": Kind("env", "env_steps", "env steps", make_envs)}
 
 
 def algorithms() -> list[str]:
@@ -129,12 +130,21 @@ def defaults(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict,
     return values, origin
 
 
+# What a resume reads of config.json.
+WRITTEN = ("algo", "source", "source_params", "seeds", "config", "steps", "num_envs", "eval_period", "eval_episodes")
+
+
 def read(run_dir: Path) -> dict:
     """The settings in `config.json`. Raises BadInput naming the file where they are not there or not whole."""
     path = run_dir / "config.json"
     try:
         settings = json.loads(path.read_text())
-        missing = [key for key in ("algo", "source", "seeds", "config", "steps") if key not in settings]
+        missing = [key for key in WRITTEN if key not in settings]
+        if not missing:
+            for name in ("steps", "num_envs", "eval_period", "eval_episodes"):
+                coerce(settings[name], int, name)
+            coerce(settings["seeds"], tuple[int, ...], "seeds")
+            dict(**settings["config"], **settings["source_params"])
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist: {run_dir} is not a run directory") from None
     except (OSError, ValueError, TypeError) as error:

@@ -9,7 +9,9 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import platform
+import shlex
 import signal
 import subprocess
 import time
@@ -37,6 +39,16 @@ def train(launch: Launch) -> int:
 
     Raises: BadInput, before anything compiles and before anything in an existing run is changed.
     """
+    try:
+        return run_to_the_end(launch)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{reason} Lower --config.batch-size, --config.capacity or the number of --seeds") from error
+
+
+def run_to_the_end(launch: Launch) -> int:
     began = time.perf_counter()
     training = Training(launch)
     with Stop(launch.options.time_limit) as stop:
@@ -82,8 +94,7 @@ class Training:
         options = self.options
         self.console = progress.console()
         with refusing():
-            self.source = self.kind.make(options.source, options.num_envs, **launch.source_params)
-            self.eval_env = self.kind.make(options.source, options.eval_episodes, **launch.source_params)
+            self.source, self.eval_env = self.kind.make(options, launch.source_params)
             check.check(self.algo, options.config, self.source)
         check_lengths(self.algo, options, self.source)
         self.wandb_mode = wandb_log.mode_of(options.wandb)
@@ -93,11 +104,12 @@ class Training:
         self.configs = run.broadcast(options.config, self.num_runs)
         self.keys = jax.vmap(jax.random.key)(jnp.array(options.seeds))
         init = lambda configs, keys: run.init(self.algo, configs, self.source, keys)
-        self.abstract = jax.eval_shape(init, self.configs, self.keys)
+        with refusing(OverflowError):  # a size past 64 bits; anything else is a bug, and shows its traceback
+            self.abstract = jax.eval_shape(init, self.configs, self.keys)
         memory = check.check_memory(self.abstract, self.num_runs)
 
         if options.resume or options.run_dir:
-            self.run_dir = Path(options.resume or options.run_dir)
+            self.run_dir = Path(options.resume or options.run_dir).expanduser()
         else:
             self.run_dir = default_run_dir(options)
         if not options.resume and (self.run_dir / "config.json").exists():
@@ -111,15 +123,25 @@ class Training:
         newest = checkpoint.latest(self.run_dir / "checkpoint") if options.resume else None
         if newest is not None:
             self.carry, meta = checkpoint.restore(newest, self.abstract)
+        elif options.resume and self.log.size:
+            raise BadInput(
+                f"{self.run_dir / 'checkpoint'} holds no whole checkpoint, though {self.log.path} holds results; "
+                "nothing was changed (delete that file to start this run over)"
+            )
         self.log.check(meta["metrics_bytes"])
         self.metrics_bytes = meta["metrics_bytes"]
-        self.next_chunk = meta["chunk"]
+        self.next_chunk, self.newest = meta["chunk"], newest
         self.diverged = {int(r): chunk for r, chunk in meta["diverged"].items()}  # run -> chunk
         self.best = Best(self.run_dir / "policy" / "best.msgpack", self.abstract.states.params, meta["best"])
         announce(self.console, launch, self.run_dir, memory, newest)
 
     def start(self):
         """Writes the settings, compiles, and makes the first state where no checkpoint held one."""
+        self.lock = files.lock(self.run_dir)
+        if self.options.resume and checkpoint.latest(self.run_dir / "checkpoint") != self.newest:
+            raise BadInput(f"{self.run_dir} was written to by another launch just now; resume it again")
+        if self.options.resume:
+            self.described = self.continued()
         files.write(self.run_dir / "config.json", json.dumps(self.described, indent=2).encode())
         self.log.rewind(self.metrics_bytes)
         self.wandb = wandb_log.Logger(self.wandb_mode, self.options.wandb_project, self.described, self.run_dir)
@@ -130,7 +152,18 @@ class Training:
         self.carry = self.advance(0)  # compiles the program that every later slice runs
         progress.say(self.console, f"compiled in {time.perf_counter() - began:.1f} s")
         self.pace = None  # seconds per step of the algorithm
-        self.saved_at, self.saved_time, self.save_seconds = None, time.monotonic(), 0.0
+        # What was just read need not be written again: orbax would first remove the only whole checkpoint.
+        self.saved_at = self.count if self.newest else None
+        self.saved_time, self.save_seconds = time.monotonic(), 0.0
+
+    def continued(self) -> dict:
+        """What config.json says after a resume: as it was, with its new length, and other versions noted beside."""
+        saved = settings.read(self.run_dir) | dict(steps=self.described["steps"])
+        now = {name: self.described[name] for name in ("versions", "git", "device")}
+        if now != {name: saved.get(name) for name in now}:
+            progress.say(self.console, "warning: other versions or device than before: not bit-exact, see config.json")
+            saved["resumed_with"] = [*saved.get("resumed_with", []), now]
+        return saved
 
     def advance(self, num_steps: int) -> run.Carry:
         return jax.block_until_ready(run.advance(self.algo, self.configs, self.source, self.carry, num_steps))
@@ -178,7 +211,7 @@ class Training:
         states = self.carry.states
         chunk_keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(k, EVAL), self.next_chunk))(self.keys)
         evaluated = evaluate(self.algo, self.configs, self.eval_env, states.params, chunk_keys)
-        counters = {name: getattr(states, name) for name in ("env_steps", "gradient_steps")}
+        counters = {n: getattr(states, n) for n in ("env_steps", "gradient_steps") if hasattr(states, n)}
         counters, measured = jax.device_get((counters, {**evaluated, **run.finish(self.carry.metrics)}))
         self.carry = run.start_chunk(self.carry)
         lines = []
@@ -190,6 +223,8 @@ class Training:
 
     def checkpoint_due(self) -> bool:
         """Every `--checkpoint-period`, or about once a minute, but never more than a twentieth of the time."""
+        if self.saved_at is None:  # results are never without a checkpoint to go on from
+            return True
         if self.options.checkpoint_period is not None:
             return self.count % self.options.checkpoint_period == 0
         return time.monotonic() - self.saved_time > max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
@@ -220,29 +255,35 @@ class Training:
             say(f"error: every run diverged ({self.num_runs}); a lower --config.learning-rate may help")
         elif not self.finished:
             say(f"stopped ({stopped}) at {self.count:,} {self.kind.unit}; to go on:")
-            say(f"  python scripts/train.py --resume {self.run_dir}")
-        say(f"{seconds:.0f} s in all; written to {self.run_dir}: curve.png, metrics.jsonl, policy/best.msgpack")
+            script = os.path.relpath(settings.ROOT / "scripts" / "train.py")
+            say(f"  python {shlex.quote(script)} --resume {shlex.quote(str(self.run_dir))}")
+        names = ("curve.png", "metrics.jsonl", "policy/best.msgpack", "policy/last.msgpack")
+        written = [name for name in names if (self.run_dir / name).exists()]
+        say(f"{seconds:.0f} s in all; written to {self.run_dir}: {', '.join(written)}")
         code = EXIT_DIVERGED if all_diverged else 0
         self.wandb.finish(code)
+        os.close(self.lock)
         return code
 
 
 @contextlib.contextmanager
-def refusing():
-    """A ValueError raised inside is the user's to mend: shown as one line."""
+def refusing(kind=ValueError):
+    """An error of this kind raised inside is the user's to mend: shown as one line."""
     try:
         yield
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    except kind as error:
+        raise BadInput(str(error).splitlines()[0]) from None
 
 
 def check_lengths(algo, options, source):
     """Refuses lengths that do not fit into each other, naming both numbers."""
     step_size = algo.period(options.config, source)
-    check.multiple("--eval-period", options.eval_period, "one iteration's", step_size)
+    check.multiple("--eval-period", options.eval_period, "the length of one iteration,", step_size)
     check.multiple("--steps", options.steps, "--eval-period", options.eval_period)
     if options.checkpoint_period is not None:
         check.multiple("--checkpoint-period", options.checkpoint_period, "--eval-period", options.eval_period)
+    if options.steps >= 2**31:
+        raise BadInput(f"--steps {options.steps} must be less than {2**31}; steps are counted in 32 bits")
     prefill = getattr(options.config, "prefill", 0)
     if prefill >= options.steps:
         raise BadInput(f"--steps {options.steps} must be more than --config.prefill {prefill}, which it includes")
@@ -282,7 +323,8 @@ def default_run_dir(options) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            continue
+            if folder.exists():
+                continue
         except OSError:  # the check that follows says why
             pass
         return folder
@@ -319,7 +361,9 @@ class Best:
     def __init__(self, path: Path, abstract_params, returns: list):
         self.path, self.returns, self.params = path, list(returns), None
         if any(r is not None for r in returns):
-            self.params, _ = policy.read(path, abstract_params)
+            # The file may be from after the checkpoint: parameters and returns are taken together.
+            self.params, header = policy.read(path, abstract_params)
+            self.returns = header["eval_return"]
 
     def update(self, eval_returns: list, params):
         old = np.array([-np.inf if r is None else r for r in self.returns])

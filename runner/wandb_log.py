@@ -1,6 +1,7 @@
 """Weights & Biases: one W&B run per launch, seeds aggregated as mean and IQM, and each seed's own curve."""
 
 import os
+import uuid
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def check(mode: str):
         return
     import wandb
 
-    if not wandb.api.api_key:
+    if not wandb.login(prompt=False, verify=False):
         raise BadInput("--wandb online needs a login; run `wandb login`, set WANDB_API_KEY, or use --wandb offline")
 
 
@@ -44,8 +45,8 @@ def aggregate(lines: list[dict]) -> dict:
     logged = {"chunk": lines[0]["chunk"], "env_steps": lines[0]["env_steps"]}
     logged["gradient_steps"] = lines[0]["gradient_steps"]
     for name in (name for name in lines[0] if name not in KEYS):
-        values = [line[name] for line in lines if line[name] is not None]
-        if values:
+        values = [line[name] for line in lines]
+        if None not in values:  # a mean over the runs that are left would flatter the setting
             logged |= {name: float(np.mean(values)), f"{name}_iqm": float(iqm(values))}
         logged |= {f"seed_{line['seed']}/{name}": line[name] for line in lines if line[name] is not None}
     return logged
@@ -60,14 +61,17 @@ class Logger:
             return
         import wandb
 
-        # Resuming goes on in the same W&B run: its id is a function of the run directory's name.
+        # Resuming goes on in the same W&B run, whose id the run directory keeps.
+        id_file = run_dir / "wandb-id.txt"
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex[:8])
         self.run = wandb.init(
             project=project,
             config=flatten(settings),
             dir=str(run_dir),
             mode=mode,
-            name=run_dir.name,
-            id=None if "WANDB_SWEEP_ID" in os.environ else run_dir.name.replace("/", "_"),
+            name=run_dir.resolve().name,
+            id=None if "WANDB_SWEEP_ID" in os.environ else id_file.read_text(),
             resume=None if "WANDB_SWEEP_ID" in os.environ else "allow",
         )
         self.run.define_metric("*", step_metric="env_steps")

@@ -16,7 +16,7 @@ def use_compilation_cache():
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
         cpu = Path("/proc/cpuinfo")
         lines = cpu.read_text().splitlines() if cpu.exists() else []
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -46,6 +46,18 @@ def test_underscores_and_false_are_taken_as_agents_pass_them():
     assert parsed.num_envs == 4 and parsed.config.shared_torso is False and parsed.config.learning_rate == 1e-3
 
 
+def test_text_is_taken_as_it_stands():
+    parsed = options("--algo=iqn", "--run-dir=1e3", "--wandb-project", "2024.0")
+    assert parsed.run_dir == "1e3" and parsed.wandb_project == "2024.0"
+    assert options("--algo=iqn", "--run-dir", "(old) x", "--steps", "10000").steps == 10_000
+    launch = cli.parse(["--algo=iqn", "--env-params.bounds=[0.2, 1.0]"])
+    assert launch.source_params == {"bounds": [0.2, 1.0]}
+
+
+def test_no_hidden_layer_is_a_linear_network():
+    assert options("--algo=iqn", "--config.hidden=[]").config.hidden == ()
+
+
 def test_environment_parameters_are_taken_out_by_name():
     launch = cli.parse(["--algo=iqn", "--env-params.length=0.7", "--env-params.max-steps-in-episode", "100"])
     assert launch.source_params == {"length": 0.7, "max_steps_in_episode": 100}
@@ -94,6 +106,11 @@ BAD = {
     "zero width": ("--config.hidden 0", ["hidden", "0", "at least 1"]),
     "more than memory": ("--config.capacity 2000000000", ["GB", "capacity"]),
     "same seed twice": ("--seeds 1 1", ["--seeds", "(1, 1)"]),
+    "seed past 31 bits": ("--seeds 2147483648", ["--seeds", "2^31"]),
+    "steps past 31 bits": ("--steps 1e12 --eval-period 1000", ["1000000000000", "2147483648"]),
+    "size past 64 bits": ("--config.num-iterates 1e20", ["100000000000000000000"]),
+    "leading slash": ("--env /CartPole-v1", ["'/CartPole-v1'", "CartPole-v1"]),
+    "frozen head without one": ("--config.frozen-head-acts True --config.shared-torso False", ["frozen_head_acts"]),
     "unknown environment parameter": ("--env-params.lenght 0.7", ["'lenght'", "'length'"]),
     "reserved environment parameter": ("--env-params.num-envs 3", ["--env-params.num-envs", "--num-envs"]),
     "environment parameter of another type": ("--env-params.length long", ["length", "long"]),

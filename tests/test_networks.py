@@ -153,10 +153,6 @@ def test_an_ensemble_is_each_network_applied_alone():
     np.testing.assert_allclose(ensemble.apply(network, params, x), alone, atol=1e-6)
     assert not np.allclose(alone[0], alone[1]) and not np.allclose(alone[1], alone[2])  # drawn independently
 
-    inputs = jnp.stack([x, 2 * x, -x])  # (K, B, in), network k on its own
-    alone = jnp.stack([network.apply(jax.tree.map(lambda p, k=k: p[k], params), inputs[k]) for k in range(3)])
-    np.testing.assert_allclose(ensemble.apply_each(network, params, inputs), alone, atol=1e-6)
-
 
 def test_patch_conv_starts_as_a_convolution_does():
     # fan_in 9 x 4 = 36, fan_out 9 x 16 = 144, so fan_avg gives a variance of 1 / 90.

@@ -58,6 +58,9 @@ def test_wandb_gets_mean_iqm_and_each_seed_and_no_null():
     assert logged["eval_return"] == 2.0 and logged["eval_return_iqm"] == 2.0
     assert logged["seed_7/eval_return"] == 1.0 and logged["seed_9/eval_return"] == 3.0
     assert "episode_return" not in logged and logged["env_steps"] == 10
+    # Chunk 2: seed 9 has no number, so no mean over the rest is made up.
+    logged = wandb_log.aggregate(LINES[2:])
+    assert "eval_return" not in logged and logged["seed_7/eval_return"] == 5.0
 
 
 def test_nested_settings_take_the_names_that_sweep_files_use():

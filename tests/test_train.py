@@ -1,6 +1,7 @@
 """Whole launches: what is written, that a killed run continues bit for bit, and how a launch ends."""
 
 import json
+import os
 import shutil
 import signal
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from launching import TINY, main, metrics, start, state_digest
 
-from runner import checkpoint, policy, run, train
+from runner import checkpoint, files, policy, run, train
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +210,54 @@ def test_resuming_a_damaged_run_names_the_file_and_changes_nothing(whole, tmp_pa
     assert snapshot(run_dir) == before
 
 
+def test_resuming_a_finished_run_leaves_its_checkpoint_alone(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / ".DS_Store").touch()  # a stray file is nobody's checkpoint
+    before = snapshot(tmp_path / "run" / "checkpoint")
+    folder = (tmp_path / "run" / "checkpoint" / "3000").stat().st_ino
+    assert main("--resume", tmp_path / "run") == 0
+    assert snapshot(tmp_path / "run" / "checkpoint") == before
+    assert (tmp_path / "run" / "checkpoint" / "3000").stat().st_ino == folder
+    assert main("--resume", tmp_path / "run", "--steps", 4000) == 0
+    assert (tmp_path / "run" / "checkpoint" / "4000").exists()
+
+
+def test_results_without_a_checkpoint_are_not_overwritten(whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    before = snapshot(tmp_path / "run")
+    assert main("--resume", tmp_path / "run") == 2
+    assert "holds no whole checkpoint" in capsys.readouterr().err
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_a_run_directory_belongs_to_one_launch_at_a_time(whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    before = snapshot(tmp_path / "run")
+    descriptor = files.lock(tmp_path / "run")
+    assert main("--resume", tmp_path / "run", "--steps", 4000) == 2
+    assert "another launch" in capsys.readouterr().err
+    assert snapshot(tmp_path / "run") == before
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("flags", [["--config.gamma", 0.5], ["--run-dir", "x"], ["--seeds", 5], ["--steps", 2000]])
+def test_resume_refuses_what_would_change_the_run(whole, flags, capsys):
+    assert main("--resume", whole, *flags) == 2
+    assert flags[0].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
+
+
+def test_other_versions_are_noted_beside_the_first(whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    written["versions"]["jax"] = "0.0.1"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(written))
+    assert main("--resume", tmp_path / "run") == 0
+    assert "not bit-exact" in capsys.readouterr().out
+    after = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert after["versions"]["jax"] == "0.0.1" and after["resumed_with"][0]["versions"]["jax"] == jax.__version__
+
+
 def test_a_flipped_bit_in_the_replay_is_found(whole, tmp_path):
     carry, training = restored(whole)
     words = np.array(carry.states.replay.words)
@@ -230,6 +279,9 @@ def test_checkpoints_wait_for_a_minute_or_twenty_times_their_cost():
     training = object.__new__(train.Training)
     training.options = Options()
     now = time.monotonic()
+    training.saved_at = None
+    assert training.checkpoint_due()  # the first results are saved at once
+    training.saved_at = 1000
     for since, cost, due in ((59, 0.1, False), (61, 0.1, True), (61, 4.0, False), (81, 4.0, True)):
         training.saved_time, training.save_seconds = now - since, cost
         assert training.checkpoint_due() is due
