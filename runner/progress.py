@@ -94,5 +94,5 @@ def closing_table(console: Console, lines: list[dict], diverged: dict):
         columns = np.array(rows).T
         table.add_section()
         table.add_row("IQM", *(f"{iqm(column):.1f}" for column in columns))
-        table.add_row("95% interval", *("[{:.1f}, {:.1f}]".format(*interval(column)) for column in columns))
+        table.add_row("95% interval", *("[{:.0f}, {:.0f}]".format(*interval(column)) for column in columns))
     console.print(table)
