@@ -1,5 +1,6 @@
 """What a launch tells the person who watches: a bar in a terminal, plain lines elsewhere, a table at the end."""
 
+import math
 import time
 
 import numpy as np
@@ -26,7 +27,8 @@ class Reporter:
     def __init__(self, console: Console, total: int, done: int, unit: str):
         self.console, self.total, self.unit = console, total, unit
         self.results, self.speed, self.seconds_left = "", "", ""
-        self.started, self.first, self.printed = time.perf_counter(), done, time.perf_counter()
+        self.started, self.first = time.perf_counter(), done
+        self.printed = -math.inf  # the first slice prints a line at once
         self.bar = None
         if console.is_terminal:
             count = TextColumn("{task.completed:,.0f}/{task.total:,.0f} " + unit)
