@@ -35,6 +35,7 @@ from algos import iqn
 from runner import run
 
 NUM_ENVS = 10
+TURN = 1.0  # seconds, of one measurement of ours
 RING = {"1e4": 10_000, "1e6": 1_000_000}  # capacities, transitions
 DQN = iqn.Config(
     learning_rate=1e-3,
@@ -49,14 +50,12 @@ DQN = iqn.Config(
     hidden=(120, 84),
     shared_torso=False,
 )
-BREAKOUT = dict(source="Breakout-MinAtar", hidden=(128,), batch_size=32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
     seeds: tuple[int, ...] = (1, 8)  # how many seeds are vmapped into one program
     repeats: int = 5  # turns after the warm-up
-    seconds: float = 1.0  # wall time of one turn
     groups: tuple[str, ...] = ("ring", "iterates")  # what to measure, peers apart
     threads: int | None = None  # of XLA on a CPU, for peers too; by default as many as there are cores
     out: Path = Path("speed.json")
@@ -84,26 +83,21 @@ class Case:
         self.compile_seconds = time.perf_counter() - start
 
         before = reset_peak_rss()
-        self.program = functools.partial(program, configs, env)
-        self.carry = init(configs, env, keys)
-        self.advance(10)
+        self.program, self.carry = functools.partial(program, configs, env), init(configs, env, keys)
+        self.turn(10)  # warm-up
         self.bytes = dict(ring=self.carry.states.replay.words.nbytes, rss=peak_rss() - before)
         for part, compiled in (("init", init), ("step", program)):
             m = compiled.memory_analysis()
             arrays = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
             self.bytes[part] = arrays + m.temp_size_in_bytes
+        self.steps = max(10, round(TURN / self.turn(100)[0]))
 
-    def advance(self, steps):
+    def turn(self, steps=None):
         """Seconds per step: wall clock, and CPU time of this process."""
+        steps = steps or self.steps
         wall, cpu = time.perf_counter(), time.process_time()
         self.carry = jax.block_until_ready(self.program(self.carry, steps))
         return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
-
-    def warm_up(self, seconds):
-        self.steps = max(10, round(seconds / self.advance(100)[0]))
-
-    def turn(self):
-        return self.advance(self.steps)
 
 
 class Peer:
@@ -126,9 +120,6 @@ class Peer:
                 return json.loads(line)
         raise RuntimeError(f"{self.name}: ended with code {self.process.wait()}, see its message above")
 
-    def warm_up(self, seconds):
-        pass  # done before its first line
-
     def turn(self):
         print(file=self.process.stdin, flush=True)
         answer = self.answer()
@@ -137,21 +128,22 @@ class Peer:
 
 def reset_peak_rss() -> int:
     """Bytes that this process holds; where the system allows it (Linux), the peak counts from here."""
-    if Path("/proc/self/clear_refs").exists():
+    if lines_of("/proc/self/status"):
         Path("/proc/self/clear_refs").write_text("5")
     return psutil.Process().memory_info().rss
 
 
 def peak_rss() -> int:
-    status = Path("/proc/self/status")
-    peaks = [line for line in status.read_text().splitlines() if "VmHWM" in line] if status.exists() else []
+    peaks = [line for line in lines_of("/proc/self/status") if line.startswith("VmHWM")]
     return int(peaks[0].split()[1]) * 1024 if peaks else psutil.Process().memory_info().rss
+
+
+def lines_of(path) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 def measure(cases, args) -> list[dict]:
     """Takes turns; a row of medians for each case."""
-    for case in cases:
-        case.warm_up(args.seconds)
     turns = [[case.turn() for case in cases] for _ in range(args.repeats)]
     rows = []
     for case, samples in zip(cases, zip(*turns, strict=True), strict=True):
@@ -183,12 +175,11 @@ def ring_group(seeds, args):
 def iterates_group(seeds, args):
     """The price of K iterates learned at once."""
     cases, ratios = [], []
-    for name, task in (("CartPole", {}), ("Breakout", BREAKOUT)):
-        cases += [
-            Case(f"{name}, shared torso, K=1", seeds, **task, shared_torso=True),
-            Case(f"{name}, shared torso, K=5", seeds, **task, shared_torso=True, num_iterates=5),
-            Case(f"{name}, independent, K=5", seeds, **task, num_iterates=5),
-        ]
+    breakout = dict(source="Breakout-MinAtar", hidden=(128,), batch_size=32)
+    for name, task in (("CartPole", {}), ("Breakout", breakout)):
+        cases.append(Case(f"{name}, shared torso, K=1", seeds, **task, shared_torso=True))
+        cases.append(Case(f"{name}, shared torso, K=5", seeds, **task, shared_torso=True, num_iterates=5))
+        cases.append(Case(f"{name}, independent, K=5", seeds, **task, num_iterates=5))
     rows = measure(cases, args)
     for i, name in ((0, "CartPole"), (3, "Breakout")):
         one, shared, independent = (row["us_per_step"] for row in rows[i : i + 3])
@@ -202,10 +193,9 @@ def peers_group(seeds, args):
     all_rows, ratios = [], []
     for ring, capacity in RING.items():
         cases = [Case(f"bellmax, ring {ring}", capacity=capacity, prefill=capacity)]
-        if args.rejax_python:
-            cases.append(Peer("rejax", args.rejax_python, ring, {"1e4": 2_000, "1e6": 100}[ring]))
-        if args.ajax_python:
-            cases.append(Peer("ajax", args.ajax_python, ring, 2_000))
+        for library, python in (("rejax", args.rejax_python), ("ajax", args.ajax_python)):
+            slow = library == "rejax" and ring == "1e6"
+            cases += [Peer(library, python, ring, 100 if slow else 2_000)] if python else []
         rows = measure(cases, args)
         for peer, row in zip(cases[1:], rows[1:], strict=True):
             peer.process.communicate()
@@ -231,13 +221,13 @@ def show(console, title, rows, ratios):
 
 
 def machine() -> dict:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    names = [line.partition(": ")[2] for line in lines_of("/proc/cpuinfo") if line.startswith("model name")]
+    cpu = names[0] if names else platform.processor()
     versions = {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "gymnax")}
     versions["python"] = platform.python_version()
-    device, date = jax.devices()[0].device_kind, time.strftime("%Y-%m-%d")
-    return dict(date=date, cpu=cpu, cores=psutil.cpu_count(), load=os.getloadavg(), device=device, versions=versions)
+    threads, device = os.environ.get("PJRT_NPROC", "all"), jax.devices()[0].device_kind
+    facts = dict(date=time.strftime("%Y-%m-%d"), cpu=cpu, cores=psutil.cpu_count(), threads=threads)
+    return facts | dict(load_before=os.getloadavg(), device=device, versions=versions)
 
 
 def main(args: Args):

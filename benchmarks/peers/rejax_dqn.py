@@ -9,7 +9,7 @@ no double Q-learning, hard target update every 500 gradient steps, float32, no e
 ring filled before timing, training state donated between calls.
 Not equal, as rejax has no setting for it: it samples without replacement, which costs time in the
 ring's capacity; it clips gradients elementwise (here at infinity); a time limit counts as a
-termination; its gymnax is 0.0.9, ours 1.0.1; its gymnax's CartPole resets as ours does.
+termination; its gymnax is 0.0.9, ours 1.0.1.
 """
 
 import argparse
