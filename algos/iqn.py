@@ -45,13 +45,13 @@ Deviations:
 - `main` counts its periods from its first random sample, `experiments` from 0 after the last; both
   count from the first here, as the counter is `env_steps`, so events fall up to one period apart.
 - An event between two gradient steps takes effect with the later one, up to train_period - 1 env
-  steps after the authors'.
+  steps after the authors': an iteration acts first and then learns, so that it compiles to one body.
 - `experiments` makes its first gradient step with the targets from before the first window; here the
-  first window comes before the targets are copied.
+  first window comes before the targets are copied, so that targets are targets from the start.
 - Every network starts from the Atari initialisation; `main` has lecun_normal for its dense layers and
-  xavier_uniform for its convolutions.
-- The last transition of a terminated episode is stored; the replay of `main` loses it.
-- Evaluation is greedy; the authors report the returns of the training episodes.
+  xavier_uniform for its convolutions. One initialisation leaves K and the torso the only differences.
+- The last transition of a terminated episode is stored; the replay of `main` loses it, a bug.
+- Evaluation is without epsilon, as for every algorithm here; the authors report training episodes.
 - Rewards are not clipped; MinAtar's and CartPole's are at most 1. Clip in the environment.
 
 One `step` is `max(num_envs, train_period)` env steps and one gradient step for every `train_period`
