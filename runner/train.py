@@ -37,7 +37,8 @@ EXIT_DIVERGED = 3
 def train(launch: Launch) -> int:
     """Runs a launch to its end, or as far as it is let. Returns the exit code.
 
-    Raises: BadInput, before anything compiles and before anything in an existing run is changed.
+    Raises: BadInput, before anything compiles and before anything in an existing run is changed; or where the
+        device runs out of memory, which only the compiled program can tell.
     """
     try:
         return run_to_the_end(launch)
@@ -49,6 +50,7 @@ def train(launch: Launch) -> int:
 
 
 def run_to_the_end(launch: Launch) -> int:
+    """The launch itself: the door, the loop over chunks, the last checkpoint, the closing report."""
     began = time.perf_counter()
     training = Training(launch)
     with Stop(launch.options.time_limit) as stop:
