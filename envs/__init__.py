@@ -4,11 +4,14 @@
     brax/hopper, brax/ant, ...           Brax (`backend`: spring, generalized, positional, mjx)
 
 An environment has `spec`, `num_envs`, `reset(key) -> state` and `step(key, state, action) ->
-(state, transition, finished)`; `state.obs` is what to act on (docs/protocol.md).
+(state, transition, finished)`; `state.obs` is what to act on (docs/protocol.md). Any of them takes the
+parameter `frame_stack` (envs/frame_stack.py).
 """
 
 import difflib
 import importlib
+
+from envs.params import convert
 
 # Prefix of an id -> module that makes it. The modules import gymnax and Brax only to make one.
 SUITES = {"": "envs.gymnax_env", "brax": "envs.brax_env"}
@@ -24,17 +27,24 @@ def _suite(name: str):
     raise ValueError(f"unknown environment {name!r}; closest: {', '.join(closest(name))} (--list shows all)")
 
 
-def make(name: str, num_envs: int = 1, **params):
+def make(name: str, num_envs: int = 1, frame_stack: int = 1, **params):
     """Builds `num_envs` vectorised copies of the environment `name`.
 
-    Args: params, the environment's own parameters, for example `length=0.7` or `backend="spring"`.
+    Args: frame_stack, observations that one is made of: the current one and those before it;
+        params, the environment's own parameters, for example `length=0.7` or `backend="spring"`.
     Raises: ValueError naming the closest known ids where `name` is unknown, or the closest
         parameter where one is.
     """
     module, rest = _suite(name)
     if num_envs < 1:
         raise ValueError(f"num_envs {num_envs} must be at least 1")
-    return module.make(rest, num_envs, **params)
+    given = convert(name, dict(frame_stack=frame_stack), dict(frame_stack=1), positive=("frame_stack",))
+    env = module.make(rest, num_envs, **params)
+    if given["frame_stack"] == 1:
+        return env
+    from envs.frame_stack import wrap
+
+    return wrap(env, int(given["frame_stack"]))
 
 
 def ids() -> list[str]:

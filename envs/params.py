@@ -34,7 +34,7 @@ def _convert(env, name, value, default):
             result = array.astype(default.dtype)
         # Equal unless the conversion lost something: a fraction, or NaN, which equals nothing.
         fits = array.shape == default.shape and (array.dtype == bool) == is_bool and (result == array).all()
-    except (TypeError, ValueError):  # not JSON, not numbers, or a ragged list
+    except (TypeError, ValueError, OverflowError):  # not JSON, not numbers, too large, or a ragged list
         fits = False
     if fits:
         return result

@@ -1,6 +1,6 @@
-"""Convolutional torsos for pixels: MinAtar's 10x10xC and Atari's 84x84x4.
+"""Convolutional torsos for pixels: MinAtar's 10x10xC, and Atari's and the DM Control suite's 84x84xC.
 
-Both map `(..., height, width, channels)` to `(..., features)` and take bool, uint8 or float pixels.
+All map `(..., height, width, channels)` to `(..., features)` and take bool, uint8 or float pixels.
 """
 
 from collections.abc import Callable
@@ -67,4 +67,26 @@ class AtariTorso(nn.Module):
         for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = nn.Conv(features, (size, size), stride, self.padding, kernel_init=self.kernel_init)(x)
             x = nn.relu(x)
+        return x.reshape(*x.shape[:-3], prod(x.shape[-3:]))
+
+
+class StridedTorso(nn.Module):
+    """MR.Q's pixel encoder: 32@3x3 four times, strides 2, 2, 2, 1, on pixels / 255 - 1/2.
+
+    `(..., 84, 84, channels)` to `(..., 1568)`: VALID padding makes 84 -> 41 -> 20 -> 9 -> 7, and
+    7 * 7 * 32 = 1568. No normalisation. DrQ (Kostrikov et al. 2021) strides 2, 1, 1, 1.
+    Raises: ValueError where the pixels are fewer than 31x31, of which nothing would be left.
+    """
+
+    activation: Callable = nn.elu
+    kernel_init: Callable = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, pixels):
+        if min(pixels.shape[-3:-1]) < 31:  # 31 -> 15 -> 7 -> 3 -> 1
+            raise ValueError(f"pixels of {pixels.shape[-3]}x{pixels.shape[-2]} are too few; 31x31 is the least")
+        x = pixels.astype(jnp.float32) / 255 - 0.5
+        for stride in (2, 2, 2, 1):
+            x = nn.Conv(32, (3, 3), stride, "VALID", kernel_init=self.kernel_init)(x)
+            x = self.activation(x)
         return x.reshape(*x.shape[:-3], prod(x.shape[-3:]))
