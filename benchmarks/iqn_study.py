@@ -58,7 +58,7 @@ def arguments():
 
 def launch(args, game: str, k: int) -> tuple[Path, int, list[str]]:
     """Run directory, length in env steps and flags of one game and K."""
-    values, _ = settings.defaults(iqn, "iqn", f"{game}-MinAtar", use_preset=True)
+    values, _ = settings.defaults(iqn, "iqn", f"{game}-MinAtar")
     config = values["config"]
     steps = args.steps or (config.prefill + args.updates * config.train_period if args.updates else 1_000_000)
     unit = max(values["num_envs"], config.train_period)  # env steps of one iteration

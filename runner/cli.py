@@ -81,8 +81,9 @@ def split_env_params(tokens: list[str]) -> tuple[list[str], dict]:
     return rest, params
 
 
-def options(kind: settings.Kind, config_type: type):
-    """The dataclass that the flags fill, for one kind of source and one Config."""
+def options(kind: settings.Kind, algo: types.ModuleType):
+    """The dataclass that the flags fill, for one kind of source and one algorithm."""
+    config_type, preset_name = algo.Config, Literal[settings.presets(algo)]
 
     @dataclasses.dataclass(frozen=True)
     class Options:
@@ -109,8 +110,8 @@ def options(kind: settings.Kind, config_type: type):
         """Greedy episodes averaged at each evaluation."""
         checkpoint_period: int | None = None
         """Steps between checkpoints, a multiple of eval-period; None: about once a minute. The end writes one too."""
-        preset: Literal["tuned", "published"] = "tuned"
-        """Defaults: tuned for this source where that exists (EXAMPLE, sweeps/), or the published ones."""
+        preset: preset_name = "tuned"
+        """Defaults: tuned for this source where that exists (EXAMPLE, sweeps/), published, or the algorithm's own."""
         run_dir: str | None = None
         """Where to write; None: runs/ALGO-SOURCE-TIME in the current folder."""
         resume: str | None = None
@@ -172,7 +173,7 @@ def parse(argv: list[str]) -> Launch:
     algo = settings.load(first.algo)
     kind = settings.kind_of(algo)
     source = getattr(known(tokens, kind.flag), kind.flag) or algo.EXAMPLE.source
-    values, origin = settings.defaults(algo, first.algo, source, first.preset != "published")
+    values, origin = settings.defaults(algo, first.algo, source, first.preset or "tuned")
     options = fill(kind, algo, tokens, dict(algo=first.algo, **values))
     return Launch(algo, kind, options, env_params, origin)
 
@@ -214,7 +215,7 @@ def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
 
 def fill(kind, algo, tokens, values: dict):
     """The options: tyro's reading of the arguments over the default values, and checks on each alone."""
-    options_type = options(kind, algo.Config)
+    options_type = options(kind, algo)
     config = (tyro.conf.FlagConversionOff,)
     filled = tyro.cli(options_type, args=tokens, default=options_type(**values), prog="train.py", config=config)
     seeds = set(filled.seeds)

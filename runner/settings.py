@@ -2,7 +2,8 @@
 
 Order of precedence, later wins: the Config's published defaults; where the source is the
 algorithm's EXAMPLE, the EXAMPLE; else the fixed `value:` entries of `sweeps/<algo>/<env>.yaml`;
-the command line. `--preset published` skips the middle.
+the command line. `--preset published` skips the middle; a preset that the algorithm names in `PRESETS`
+(`--preset small`) comes after it.
 """
 
 import dataclasses
@@ -100,8 +101,24 @@ def replace(config, values: dict, origin: str):
     return dataclasses.replace(config, **{k: coerce(v, hints[k], f"{origin}: {k}") for k, v in values.items()})
 
 
-def defaults(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, str]:
+def presets(algo) -> tuple[str, ...]:
+    """What `--preset` takes for this algorithm."""
+    return ("tuned", "published", *getattr(algo, "PRESETS", {}))
+
+
+def defaults(algo, algo_name: str, source: str, preset_name: str = "tuned") -> tuple[dict, str]:
     """What the flags default to for this algorithm on this source, and where that came from, in words."""
+    if preset_name not in presets(algo):
+        raise BadInput(f"{algo_name} has no --preset {preset_name}; choose one of {', '.join(presets(algo))}")
+    values, origin = tuned(algo, algo_name, source, preset_name != "published")
+    if preset_name in ("tuned", "published"):
+        return values, origin
+    changed = dataclasses.replace(values["config"], **algo.PRESETS[preset_name])
+    return values | dict(config=changed), f"{origin}, then the preset {preset_name}"
+
+
+def tuned(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, str]:
+    """The defaults without a preset of the algorithm's own."""
     example = algo.EXAMPLE
     values = dict(
         source=source,

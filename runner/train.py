@@ -199,7 +199,8 @@ class Training:
             if r not in self.diverged and not finite_loss(line):
                 self.diverged[r] = self.next_chunk
                 seed = self.options.seeds[r]
-                reporter.say(f"warning: seed {seed} diverged in chunk {self.next_chunk}: its loss is not finite")
+                cause = cause_of_divergence(self.carry.states, r)
+                reporter.say(f"warning: seed {seed} diverged in chunk {self.next_chunk}: {cause}")
         self.log.append(lines)
         self.wandb.log(lines)
         self.best.update([line["eval_return"] for line in lines], self.carry.states.params)
@@ -339,9 +340,10 @@ def announce(console, launch: Launch, run_dir: Path, memory: str, resumed_from: 
     say(f"{options.algo} on {source}: {options.steps:,} {launch.kind.unit}, {options.num_envs} environments")
     say(f"seeds {', '.join(map(str, options.seeds))}; settings: {launch.origin}, then the command line")
     published = launch.algo.Config()
+    width = max(len(field.name) for field in dataclasses.fields(published))
     for field in dataclasses.fields(published):
         value, default = getattr(options.config, field.name), getattr(published, field.name)
-        say(f"  {field.name:<18} {value}" + ("" if value == default else f"  (published {default})"))
+        say(f"  {field.name:<{width}} {value}" + ("" if value == default else f"  (published {default})"))
     say(f"memory: {memory}")
     say(f"run directory: {run_dir}" + (f", going on from {resumed_from.name}" if resumed_from else ""))
     say("compiling")
@@ -355,6 +357,14 @@ def number(x) -> float | None:
 def finite_loss(line: dict) -> bool:
     """Whether every loss of a line of metrics is a number."""
     return all(value is not None for name, value in line.items() if name == "loss" or name.endswith("_loss"))
+
+
+def cause_of_divergence(states, r: int) -> str:
+    """Why the loss of run `r` is not a number, as far as its state tells."""
+    env_step = getattr(states, "nonfinite_reward", None)
+    if env_step is None or env_step[r] < 0:
+        return "its loss is not finite"
+    return f"the environment's reward at env step {env_step[r]} was not a finite number"
 
 
 class Best:

@@ -1,12 +1,13 @@
 """The command line: the forms that people and W&B agents pass, and one clear line for every bad input."""
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 from launching import SCRIPT, TINY, main
 
-from algos import iqn
+from algos import iqn, mrq
 from runner import cli, settings
 
 
@@ -23,6 +24,16 @@ def test_algo_alone_is_the_example():
 
 def test_the_published_preset_is_the_configs_own_defaults():
     assert options("--algo", "iqn", "--preset", "published").config == iqn.Config()
+
+
+def test_an_algorithms_own_preset_changes_what_it_names_and_nothing_else():
+    narrow = dict(zs_size=128, za_size=128, zsa_size=128, hidden_size=128)
+    # Tuned, as the sweep file has it, then the preset, then the command line.
+    tuned, small = (options("--algo", "mrq", "--env", "brax/hopper", *flags) for flags in ([], ["--preset", "small"]))
+    assert vars(tuned) | dict(config=small.config, preset="small") == vars(small)
+    assert small.config == dataclasses.replace(tuned.config, **narrow)
+    wide = options("--algo", "mrq", "--env", "Acrobot-v1", "--preset", "small", "--config.hidden-size", 64).config
+    assert wide == dataclasses.replace(mrq.Config(), **narrow | dict(hidden_size=64))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +105,8 @@ def test_a_sweep_file_is_named_after_its_environment(source, name):
 BAD = {
     "unknown algorithm": ("--algo iqm", ["'iqm'", "iqn"]),
     "no algorithm": ("--seeds 0", ["--algo is missing", "iqn"]),
+    "another algorithm's preset": ("--preset small", ["iqn has no --preset small", "tuned, published"]),
+    "unknown preset": ("--algo mrq --preset tiny", ["mrq has no --preset tiny", "tuned, published, small"]),
     "unknown environment": ("--env Cartpole-v0", ["'Cartpole-v0'", "CartPole-v1"]),
     "unknown suite": ("--env bracks/hopper", ["bracks", "brax"]),
     "continuous environment": ("--env Pendulum-v1", ["iqn", "discrete", "continuous"]),

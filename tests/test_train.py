@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -166,6 +167,13 @@ def test_one_diverged_run_of_two_is_a_warning_and_all_are_an_error(tmp_path, mon
     assert code == train.EXIT_DIVERGED != 0
     assert "every run diverged" in capsys.readouterr().out
     assert len(metrics(tmp_path / "all")) == 2  # it ended after the first chunk
+
+
+def test_divergence_is_laid_to_a_reward_that_was_not_finite():
+    states = types.SimpleNamespace(nonfinite_reward=np.array([-1, 12]))
+    assert train.cause_of_divergence(states, 0) == "its loss is not finite"
+    assert train.cause_of_divergence(states, 1) == "the environment's reward at env step 12 was not a finite number"
+    assert train.cause_of_divergence(types.SimpleNamespace(), 0) == "its loss is not finite"  # keeps no such record
 
 
 def test_wandb_offline_receives_the_config_and_the_chunks(tmp_path, monkeypatch):
