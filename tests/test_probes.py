@@ -22,7 +22,9 @@ CASES = [
 # leading axes are estimates that must all agree.
 Q_OF = {
     "iqn": lambda algo, config, spec, params, obs: algo.q_values(config, spec, params, obs),
+    "mrq": lambda algo, config, spec, params, obs: algo.q_values(config, spec, params, obs),
 }
+TOLERANCE = {"mrq": 0.05}  # AdamW at the published epsilon keeps moving values that have settled, by up to 0.02
 
 
 @cache
@@ -61,7 +63,7 @@ def test_action_values_are_the_optimal_ones(name, action_type, probe_name):
     expected = np.asarray(PROBES[probe_name].q, np.float32)
     q = Q_OF[name](algo, config, env.spec, params, env.features[: len(expected)])
     # Errors that the probes look for move a value by 1/6 or more.
-    np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=0.01)
+    np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=TOLERANCE.get(name, 0.01))
 
 
 @pytest.mark.parametrize("probe_name", PROBES)

@@ -12,17 +12,24 @@ import numpy as np
 NAMES = sorted(p.stem for p in Path(__file__).parents[1].glob("algos/*.py") if p.stem != "__init__")
 
 # Fields that many algorithms have, and what they are here; an algorithm takes those that it has.
-# Periods are in env steps: every event happens within the first hundred steps.
+# Every event happens within the first hundred steps.
 SIZES = dict(
     hidden=(16,),
+    hidden_size=16,
+    zs_size=16,
+    za_size=8,
+    zsa_size=16,
+    num_bins=9,
     batch_size=8,
     capacity=20_000,
     prefill=80,
     n_step=1,
+    encoder_horizon=3,
     num_iterates=3,
     train_period=4,
     sync_period=20,
     window_period=100,
+    target_period=4,
 )
 
 # Settings that solve worlds of four states in `LEARNING_STEPS` steps. Tests that keep the static
@@ -30,16 +37,29 @@ SIZES = dict(
 LEARNING_STEPS = 1_000
 LEARNING = dict(
     hidden=(32,),
+    hidden_size=32,
+    zs_size=32,
+    za_size=16,
+    zsa_size=32,
+    num_bins=33,
     learning_rate=3e-3,
+    encoder_learning_rate=3e-4,
+    value_learning_rate=5e-4,
+    policy_learning_rate=1e-3,
+    weight_decay=0.0,
     adam_epsilon=1e-2,  # with a small one Adam wanders where the gradient is nearly zero
     epsilon_start=1.0,
     epsilon_end=1.0,
+    exploration_noise=2.0,  # wider than the actions are: nearly uniform
+    target_noise=0.0,
+    truncated_tails=True,  # episodes are shorter than an unroll
     capacity=8_000,
     prefill=800,
     batch_size=32,
     train_period=8,
     sync_period=40,
     window_period=400,
+    target_period=10,
 )
 
 
