@@ -18,7 +18,8 @@ by (d^t, z^t, logits^t) = m^T g_w(z^{t-1}, a_{t-1}):
 
 Value, twin, on n = `n_step` steps; R and gamma^n stop at a termination:
 
-    a'  = policy'(f_w'(s_n)) + clip(noise), noise ~ N(0, target_noise^2)
+    a'  = policy'(f_w'(s_n)) + clip(noise), noise ~ N(0, target_noise^2), then clipped to [-1, 1];
+          where actions are discrete the one-hot of its largest entry
     y   = (R + (1 - terminated) gamma^n rbar' min_i Q'_i(g_w'(f_w'(s_n), a'))) / rbar
     L_Q = E[ mean_i huber(Q_i(g_w(f_w(s), a)) - y) ],  gradient's global norm clipped
 
@@ -30,7 +31,7 @@ rbar is the mean |reward| in the replay when the targets were last copied, rbar'
 priority max(1, max_i |Q_i - y|)^0.4 (replay/prioritised.py).
 
 Index mapping. `params` holds w, pi, Q and rbar, `target_params` w', pi', Q' and rbar'; a sync is
-`target_params = params`, and rbar is then measured anew. In windows `z[:, t]` is z^{t+1}, t = 0..H-1, beside
+`target_params = params`, and rbar is then measured anew. In windows `zs[:, t]` is z^{t+1}, t = 0..H-1, beside
 `next_obs[:, t]`, `reward[:, t]` and `terminated[:, t]`. The leading axis of `value` is i.
 
 Order, as in the authors' code: at the beginning of a period the targets are copied, and then the encoder
@@ -44,26 +45,27 @@ Source: Fujimoto, D'Oro, Zhang, Tian, Rabbat, "Towards General-Purpose Model-Fre
 Deviations:
 - The n-step reward counts the terminating reward and nothing after it. The code of 8a44a7d drops the former and adds
   rewards from after it, the paper's first release the latter only; both are errors.
-- A period's encoder updates come before its first environment step; the code makes that step first. One step of
-  250 is one scan, and the policy does not depend on the encoder updates of a step not yet taken.
+- A period's encoder updates come before its first environment step; the code makes that step first, with the encoder
+  from before them, and then updates on a replay that holds it. So one `step` is one scan; one action in 250 differs.
 - rbar is the mean over transitions. The code's replay has one slot more for each episode, of zero reward, which
   the mean counts.
-- A slot enters the replay's distribution with the largest priority at that time, up to `encoder_horizon` steps after
-  it was stored; the code takes the largest at the time it was stored. One array less.
+- A slot enters the replay's distribution with the largest priority at that time, up to max(`encoder_horizon`, `n_step`)
+  steps after it was stored; the code takes the largest at the time it was stored. One array less.
+- Of a slot drawn twice in a batch the larger priority stays; the code leaves it to the order of writes.
 - Random actions before learning are stored as they are; the code stores a discrete one as its number in every entry.
 - 10x10 MinAtar pixels go through MinAtar's 3x3 convolution and one normalised layer, without random shifts: the
   paper has no such task.
 - Rewards beyond the outer bins, +-(exp(`reward_range`) - 1), count as the outer bin; the code stops with an error.
 - `truncated_tails` (off, as in the code) also samples the end of episodes that a time limit cut. A window is dead after
   a truncation too, and the return bootstraps there. For short episodes, of which the code learns nothing.
-- `greedy` (off, as in the code) evaluates the likeliest discrete action. The authors sample, as in training.
+- `greedy` (off, as in the code) evaluates the likeliest discrete action. The authors draw from the policy.
 - AdamW decays value and policy too, as the code does; the paper's table names the encoder alone.
 
 One `step` is one period: `target_period` updates of the encoder, then `target_period` x `train_period` env steps with
 `target_period` updates of value and policy.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -74,6 +76,7 @@ from envs.types import (
     Count,
     Example,
     Fraction,
+    Interval,
     NonNegative,
     Positive,
     Spec,
@@ -92,6 +95,7 @@ from replay import prioritised, ring
 
 ACTIONS = ("continuous", "discrete")
 DISCRETE_NOISE = 0.5  # one-hot actions span [0, 1], half of [-1, 1]: all noise is halved, as published
+LogRange = Annotated[float, Interval(0, 88, True)]  # exp(88) is about the largest float32
 
 
 @pytree
@@ -105,7 +109,7 @@ class Config:
     dynamics_weight: NonNegative = 1.0  # of the encoder's loss; published 1
     reward_weight: NonNegative = 0.1  # of the encoder's loss; published 0.1
     termination_weight: NonNegative = 0.1  # of the encoder's loss; published 0.1
-    reward_range: Positive = 10.0  # the bins end at +-(exp(reward_range) - 1); published 10
+    reward_range: LogRange = 10.0  # the bins end at +-(exp(reward_range) - 1); published 10
     exploration_noise: NonNegative = 0.2  # std added to actions, halved where discrete; published 0.2
     target_noise: NonNegative = 0.2  # std added to target actions, halved where discrete; published 0.2
     target_noise_clip: NonNegative = 0.3  # bound of that noise, halved where discrete; published 0.3
@@ -187,16 +191,16 @@ class Encoder(nn.Module):
         self.zsa = norm_mlp(hidden, hidden, self.zsa_size, activation=elu)
         self.model = nn.Dense(1 + self.zs_size + self.num_bins, **layer)
 
-    def state(self, obs):
+    def embed_obs(self, obs):
         """f: `(..., *obs_shape)` to z_s `(..., zs_size)`."""
         return self.zs(self.torso(obs))
 
-    def action(self, action):
+    def embed_action(self, action):
         """The embedded action, `(..., za_size)`; `action` is `(..., D)` in [-1, 1] or one-hot `(..., A)`."""
         return elu(self.za(action))
 
-    def pair(self, zs, za):
-        """z_sa of an embedding and an embedded action, `(..., zsa_size)`."""
+    def embed_pair(self, zs, za):
+        """g: z_sa of an embedding and an embedded action, `(..., zsa_size)`."""
         return self.zsa(jnp.concatenate([zs, za], -1))
 
     def predict(self, zsa):
@@ -205,7 +209,7 @@ class Encoder(nn.Module):
         return out[..., 0], out[..., 1 : 1 + self.zs_size], out[..., 1 + self.zs_size :]
 
     def __call__(self, obs, action):
-        return self.predict(self.pair(self.state(obs), self.action(action)))
+        return self.predict(self.embed_pair(self.embed_obs(obs), self.embed_action(action)))
 
 
 class Nets(NamedTuple):
@@ -223,13 +227,13 @@ def networks(config, spec: Spec) -> Nets:
 
 def embed_state(nets, encoder_params, obs):
     """z_s of a batch of observations."""
-    return nets.encoder.apply(encoder_params, obs, method="state")
+    return nets.encoder.apply(encoder_params, obs, method="embed_obs")
 
 
 def embed_pair(nets, encoder_params, zs, action):
     """z_sa of embedded states and actions (one-hot where discrete)."""
-    za = nets.encoder.apply(encoder_params, action, method="action")
-    return nets.encoder.apply(encoder_params, zs, za, method="pair")
+    za = nets.encoder.apply(encoder_params, action, method="embed_action")
+    return nets.encoder.apply(encoder_params, zs, za, method="embed_pair")
 
 
 def twin_values(nets, value_params, zsa):
@@ -273,18 +277,18 @@ def alive_mask(ended):
     return (before == 0).astype(jnp.float32)
 
 
-def encoder_losses(zs, target_zs, logits, target_reward, done, terminated, alive):
+def encoder_losses(zs, target_zs, logits, target_reward, termination, terminated, alive):
     """Dynamics, reward and termination loss, each summed over time and averaged over the batch.
 
-    Args: zs, target_zs `(B, T, zs_size)`; logits, target_reward (two-hot) `(B, T, num_bins)`; done `(B, T)`,
-        the predicted termination; terminated `(B, T)` bool; alive `(B, T)`, 0 for steps that do not count.
+    Args: zs, target_zs `(B, T, zs_size)`; logits, target_reward (two-hot) `(B, T, num_bins)`;
+        termination `(B, T)`, predicted; terminated `(B, T)` bool; alive `(B, T)`, 0 for steps that do not count.
     Returns: three () float32.
     """
     over_time = lambda error: (alive * error).mean(0).sum()
     return (
         over_time(jnp.square(zs - target_zs).mean(-1)),
         over_time(cross_entropy(logits, target_reward)),
-        over_time(jnp.square(done - terminated)),
+        over_time(jnp.square(termination - terminated)),
     )
 
 
@@ -293,12 +297,12 @@ def unroll(nets, encoder_params, zs, action):
 
     Returns: termination `(B, T)`, z_s `(B, T, zs_size)` and reward logits `(B, T, num_bins)`.
     """
-    za = nets.encoder.apply(encoder_params, action, method="action")  # (B, T, za_size)
+    za = nets.encoder.apply(encoder_params, action, method="embed_action")  # (B, T, za_size)
     predictions = []
     for t in range(action.shape[1]):
-        zsa = nets.encoder.apply(encoder_params, zs, za[:, t], method="pair")
-        done, zs, logits = nets.encoder.apply(encoder_params, zsa, method="predict")
-        predictions.append((done, zs, logits))
+        zsa = nets.encoder.apply(encoder_params, zs, za[:, t], method="embed_pair")
+        termination, zs, logits = nets.encoder.apply(encoder_params, zsa, method="predict")
+        predictions.append((termination, zs, logits))
     return jax.tree.map(lambda *x: jnp.stack(x, 1), *predictions)
 
 
@@ -341,7 +345,7 @@ def as_action(spec, vector):
 
 def augment(spec, pixels, key):
     """Random shifts of 84x84 pixels `(B, ..., 84, 84, C)`, each image its own; any other observation as it is."""
-    if spec.obs.shape[:2] != (84, 84):
+    if len(spec.obs.shape) != 3 or spec.obs.shape[:2] != (84, 84):
         return pixels
     return random_shift(key, pixels.reshape(-1, *spec.obs.shape)).reshape(pixels.shape)
 
@@ -360,15 +364,15 @@ def encoder_loss(config, spec, encoder_params, target_encoder, window, terminate
     nets = networks(config, spec)
     bins = symexp_bins(config.num_bins, config.reward_range)
     zs = embed_state(nets, encoder_params, window.obs[:, 0])
-    done, zs, logits = unroll(nets, encoder_params, zs, as_vector(spec, window.action))
+    termination, zs, logits = unroll(nets, encoder_params, zs, as_vector(spec, window.action))
     target_zs = jax.lax.stop_gradient(embed_state(nets, target_encoder, window.next_obs))
     alive = alive_mask(window.terminated | window.truncated)  # truncated ones come with `truncated_tails` only
-    dynamics, reward, termination = encoder_losses(
-        zs, target_zs, logits, two_hot(window.reward, bins), done, window.terminated, alive
+    dynamics_loss, reward_loss, termination_loss = encoder_losses(
+        zs, target_zs, logits, two_hot(window.reward, bins), termination, window.terminated, alive
     )
     gate = config.termination_weight * terminates
-    loss = config.dynamics_weight * dynamics + config.reward_weight * reward + gate * termination
-    return loss, dict(dynamics_loss=dynamics, reward_loss=reward, termination_loss=termination)
+    loss = config.dynamics_weight * dynamics_loss + config.reward_weight * reward_loss + gate * termination_loss
+    return loss, dict(dynamics_loss=dynamics_loss, reward_loss=reward_loss, termination_loss=termination_loss)
 
 
 def value_loss(nets, value_params, zsa, target):
@@ -450,7 +454,19 @@ def check(config, env):
             f"{horizon(config)} need at least {horizon(config) + 1}: raise prefill to "
             f"{(horizon(config) + 1) * env.num_envs}"
         )
+    if config.prefill % period(config, env):
+        raise ValueError(
+            f"prefill {config.prefill} must be a multiple of the {period(config, env)} env steps of one step, "
+            f"target_period {config.target_period} x train_period {config.train_period}"
+        )
     limit = env.spec.max_episode_steps
+    least = 2 * horizon(config) + 1  # rows: the last of a truncated episode and the first of the next cannot be drawn
+    if limit and not config.truncated_tails and config.capacity // env.num_envs < least:
+        raise ValueError(
+            f"capacity {config.capacity} holds {config.capacity // env.num_envs} steps of each of {env.num_envs} "
+            f"environments; after a truncation windows of horizon {horizon(config)} need {least}: raise capacity to "
+            f"{least * env.num_envs}, or set truncated_tails"
+        )
     if 0 < limit <= horizon(config) and not config.truncated_tails:
         raise ValueError(
             f"episodes of at most {limit} env steps hold no window of horizon {horizon(config)}: "

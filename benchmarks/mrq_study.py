@@ -30,7 +30,7 @@ import tyro
 
 import envs
 from algos import mrq
-from runner import files, run, settings
+from runner import check, files, run, settings, train
 from runner.evaluate import evaluate
 from runner.stats import interval, iqm
 
@@ -63,7 +63,11 @@ def study(args, lines: files.MetricsFile):
     steps, eval_period = args.steps or values["steps"], args.eval_period or values["eval_period"]
     env, eval_env = envs.make(source, values["num_envs"]), envs.make(source, args.eval_episodes)
     keys = jax.vmap(jax.random.key)(jnp.array(seeds))
-    eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+    check.multiple("--eval-period", eval_period, "one step,", mrq.period(config, env))
+    check.multiple("--steps", steps, "--eval-period", eval_period)
+    if steps <= config.prefill:
+        raise check.BadInput(f"--steps {steps} must be more than the {config.prefill} random ones")
+    eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, train.EVAL))(keys)
     to_evaluate = {name: run.broadcast(c, len(seeds)) for name, c in policies(config, env.spec).items()}
     configs = run.broadcast(config, len(seeds))
     carry = run.init(mrq, configs, env, keys)

@@ -12,8 +12,7 @@ def dot_general(x, kernel, dimension_numbers, precision=None):
         dL/dx = dL/dy kernel^T        dL/dkernel = sum over leading axes of x^T dL/dy
 
     Autodiff computes the transpose of the latter and turns it round, and the optimiser reads it with a
-    stride. On a CPU this saves 10% of a gradient step of two networks of width 512 under vmap, and at
-    most 2% without vmap or at width 128.
+    stride. On a CPU thread this saves a tenth of a gradient step of two vmapped networks of width 512, batch 256.
 
     Args: x `(..., in)`; kernel `(in, out)`; dimension_numbers and precision as Dense passes them.
     Returns: `(..., out)`.

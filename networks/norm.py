@@ -1,7 +1,7 @@
 """Layer normalisation and ELU, in the forms that run fast on a CPU; on the last axis, any leading ones.
 
-Forward and backward at batch 256 and width 128, on one thread, flax's layer norm and `jax.nn.elu` add 35%
-to the time of the layers' products; these add 19 to 28%.
+Three layers of width 128 at batch 256 with their gradients and AdamW, on one CPU thread: with flax's layer norm and
+`jax.nn.elu` 1.35 times the time of the matrix products alone, with these 1.23 times.
 """
 
 from functools import partial

@@ -106,24 +106,24 @@ def insert(replay: Replay, transition: Transition) -> Replay:
     """Overwrites the oldest row with `transition`, leaves `(num_envs, ...)`, and opens the slots it completes."""
     num_rows, num_envs, horizon = replay.ring.num_rows, replay.ring.num_envs, replay.horizon
     row = replay.ring.inserted % num_rows
-    ends = transition.terminated | transition.truncated if replay.truncated_tails else transition.terminated
+    ended = transition.terminated | transition.truncated
+    opening = ended if replay.truncated_tails else transition.terminated  # ends whose last slots can be drawn
 
     back = jnp.arange(horizon + 1)[:, None]  # (horizon + 1, 1), steps before the new one
     slot = (row - back) % num_rows * num_envs + jnp.arange(num_envs)[None]  # (horizon + 1, num_envs)
     age = replay.age[None]
-    opens = (back <= age) & ((back == horizon) | ends[None])
+    opens = (back <= age) & ((back == horizon) | opening[None])
     # The overwritten row leaves. A slot that opens was closed, at zero, so it need only be raised:
     # reading the others here, to write them back, would make XLA copy the level on every insert.
     leaves = replay.levels[0].at[slot[0]].set(0.0)
     priority = jnp.where(opens, replay.max_priority, 0.0)
     levels = raise_leaves((leaves, *replay.levels[1:]), slot.reshape(-1), priority.reshape(-1))
 
-    done = transition.terminated | transition.truncated
     return Replay(
         ring.insert(replay.ring, transition),
         levels,
         replay.max_priority,
-        jnp.where(done, 0, replay.age + 1),
+        jnp.where(ended, 0, replay.age + 1),
         horizon,
         replay.truncated_tails,
     )
@@ -132,7 +132,7 @@ def insert(replay: Replay, transition: Transition) -> Replay:
 def sample(replay: Replay, key: jax.Array, batch_size: int) -> jax.Array:
     """Draws `batch_size` slots, `(batch_size,)` int32, each in proportion to its priority, with replacement.
 
-    A child is drawn at every level by a number of its own, so that 24 random bits are enough at any
+    A child is drawn at every level by a number of its own, so that 23 random bits are enough at any
     capacity. Where no slot can be drawn yet the result is meaningless.
     """
     index = jnp.zeros(batch_size, jnp.int32)
@@ -140,7 +140,7 @@ def sample(replay: Replay, key: jax.Array, batch_size: int) -> jax.Array:
     for level, u in zip(replay.levels[::-1], uniform, strict=True):
         children = level.reshape(-1, FAN_OUT)[index]  # (B, FAN_OUT)
         cumulative = jnp.stack(list(accumulate(children.T)))  # (FAN_OUT, B); one after the other: it never falls
-        drawn = u * cumulative[-1]  # u < 1, and u x total rounds to less than the total: weight zero is never drawn
+        drawn = u * cumulative[-1]  # u <= 1 - 2^-23: u x total rounds to less than the total
         child = (cumulative[:-1] <= drawn[None]).sum(0, dtype=jnp.int32)
         index = index * FAN_OUT + child
     return index

@@ -107,7 +107,7 @@ def options(kind: settings.Kind, algo: types.ModuleType):
         config: config_type
         """The algorithm's own settings, each with its unit and published value."""
         eval_episodes: int = 16
-        """Greedy episodes averaged at each evaluation."""
+        """Episodes averaged at each evaluation, played with `act`."""
         checkpoint_period: int | None = None
         """Steps between checkpoints, a multiple of eval-period; None: about once a minute. The end writes one too."""
         preset: preset_name = "tuned"
@@ -187,6 +187,8 @@ def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
     saved = settings.read(run_dir.expanduser())
     if known(tokens, "run-dir").run_dir is not None:
         raise BadInput("--resume writes to the directory it continues; leave --run-dir out")
+    if known(tokens, "preset").preset is not None:
+        raise BadInput(f"--resume takes its settings from {run_dir}; leave --preset out")
     if env_params or algo_name not in (None, saved["algo"]):
         raise BadInput(f"--resume takes the algorithm ({saved['algo']}) and environment from {run_dir}")
     algo = settings.load(saved["algo"])

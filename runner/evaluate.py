@@ -1,4 +1,4 @@
-"""Greedy evaluation on the device: N episodes at once for every run, compiled once, over when the last one ends."""
+"""Evaluation on the device: N episodes at once for every run, compiled once, over when the last one ends."""
 
 from functools import partial
 

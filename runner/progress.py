@@ -80,7 +80,7 @@ def closing_table(console: Console, lines: list[dict], diverged: dict):
     Args: lines, all of metrics.jsonl; diverged, run to the chunk in which its loss stopped being finite.
     """
     table = Table(
-        "seed", title="Return: greedy evaluation (last, mean of last 3, best), training episodes", title_justify="left"
+        "seed", title="Return: evaluation (last, mean of last 3, best), training episodes", title_justify="left"
     )
     for column in ("last", "last 3", "best", "training"):
         table.add_column(column, justify="right")

@@ -255,7 +255,7 @@ class Training:
             progress.closing_table(self.console, lines, self.diverged)
         all_diverged = len(self.diverged) == self.num_runs
         if all_diverged:
-            say(f"error: every run diverged ({self.num_runs}); a lower --config.learning-rate may help")
+            say(f"error: every run diverged ({self.num_runs}); see the warnings above")
         elif not self.finished:
             say(f"stopped ({stopped}) at {self.count:,} {self.kind.unit}; to go on:")
             script = os.path.relpath(settings.ROOT / "scripts" / "train.py")

@@ -748,6 +748,8 @@ def structured():
         (dict(target_period=5), walk(), "target_period 5 x train_period 1 .* num_envs 2; choose .* divides 5"),
         (dict(prefill=15), walk(), "prefill 15 must be a multiple of num_envs 2"),
         (dict(prefill=6), walk(), "prefill 6 gives each of 2 .* 3 steps; .* horizon 3 .* 4: raise prefill to 8"),
+        (dict(prefill=18), walk(), "prefill 18 must be a multiple of the 4 env steps of one step"),
+        (dict(capacity=12), walk(), "capacity 12 holds 6 steps .* horizon 3 need 7: raise capacity to 14"),
         (dict(), short_episodes(3), "at most 3 env steps .* horizon 3: set truncated_tails, or shorten"),
         (dict(num_bins=1), walk(), "num_bins 1 must be at least 2"),
         (dict(), structured(), "one array as its observation; .* structured"),

@@ -249,7 +249,9 @@ def test_a_run_directory_belongs_to_one_launch_at_a_time(whole, tmp_path, capsys
     os.close(descriptor)
 
 
-@pytest.mark.parametrize("flags", [["--config.gamma", 0.5], ["--run-dir", "x"], ["--seeds", 5], ["--steps", 2000]])
+@pytest.mark.parametrize(
+    "flags", [["--config.gamma", 0.5], ["--run-dir", "x"], ["--preset", "published"], ["--seeds", 5], ["--steps", 2000]]
+)
 def test_resume_refuses_what_would_change_the_run(whole, flags, capsys):
     assert main("--resume", whole, *flags) == 2
     assert flags[0].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
