@@ -24,6 +24,12 @@ Q_OF = {
     "iqn": lambda algo, config, spec, params, obs: algo.q_values(config, spec, params, obs),
     "mrq": lambda algo, config, spec, params, obs: algo.q_values(config, spec, params, obs),
 }
+# How to read the values of the states under the agent's own policy, `(..., B)`, of algorithms that have no others.
+V_OF = {
+    "bangbang_ppo": lambda algo, config, spec, params, obs: algo.values(
+        config, spec, params, algo.normalize(config, params.normalizer, obs)
+    ),
+}
 TOLERANCE = {"mrq": 0.05}  # AdamW at the published epsilon keeps moving values that have settled, by up to 0.02
 
 
@@ -57,13 +63,14 @@ def test_agent_acts_best_in_every_visited_state(name, action_type, probe_name):
 
 @pytest.mark.parametrize("probe_name", PROBES)
 @pytest.mark.parametrize("name, action_type", [c for c in CASES if c.values[1] == "discrete"])
-def test_action_values_are_the_optimal_ones(name, action_type, probe_name):
-    assert name in Q_OF, f"add to Q_OF how to read the action values of {name}"
+def test_values_are_the_optimal_ones(name, action_type, probe_name):
+    assert name in Q_OF | V_OF, f"add to Q_OF or V_OF how to read the values of {name}"
     algo, config, env, params = learned(name, action_type)[probe_name]
     expected = np.asarray(PROBES[probe_name].q, np.float32)
-    q = Q_OF[name](algo, config, env.spec, params, env.features[: len(expected)])
+    expected = expected if name in Q_OF else expected.max(-1)
+    values = (Q_OF | V_OF)[name](algo, config, env.spec, params, env.features[: len(expected)])
     # Errors that the probes look for move a value by 1/6 or more.
-    np.testing.assert_allclose(q, np.broadcast_to(expected, q.shape), atol=TOLERANCE.get(name, 0.01))
+    np.testing.assert_allclose(values, np.broadcast_to(expected, values.shape), atol=TOLERANCE.get(name, 0.01))
 
 
 @pytest.mark.parametrize("probe_name", PROBES)

@@ -30,6 +30,9 @@ SIZES = dict(
     sync_period=20,
     window_period=100,
     target_period=4,
+    rollout_length=8,
+    num_minibatches=2,
+    num_epochs=2,
 )
 
 # Settings that solve worlds of four states in `LEARNING_STEPS` steps. Tests that keep the static
@@ -60,6 +63,13 @@ LEARNING = dict(
     sync_period=40,
     window_period=400,
     target_period=10,
+    entropy_weight=0.0,
+    anneal_steps=64_000.0,
+    normalize_obs=False,
+    rollout_length=8,
+    num_minibatches=2,
+    num_epochs=4,
+    value_clip_range=10.0,
 )
 
 
