@@ -1,8 +1,8 @@
 """MR.Q's learning curves at small widths: trains, evaluates, draws the curve and prints a table (docs/mrq.md).
 
-    python benchmarks/mrq_study.py --task pendulum     5 seeds, 15k env steps, about 8 minutes on 2 cores
-    python benchmarks/mrq_study.py --task cartpole     5 seeds, 40k env steps, about 45 minutes
-    python benchmarks/mrq_study.py --task breakout     3 seeds, 50k env steps, about 1 hour
+    python benchmarks/mrq_study.py --task pendulum     5 seeds, 15k env steps, about 9 minutes on one core
+    python benchmarks/mrq_study.py --task cartpole     5 seeds, 40k env steps, about 55 minutes
+    python benchmarks/mrq_study.py --task breakout     3 seeds, 50k env steps, about 85 minutes
 
 Settings are those of `scripts/train.py --algo mrq --env ENV`: published, but for widths of 128. A
 policy of discrete actions is evaluated twice at each point, by the authors' draw from the policy and by
