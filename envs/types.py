@@ -98,7 +98,7 @@ class Interval(NamedTuple):
 
     def __str__(self):
         if self.high < math.inf:
-            return f"in [{self.low:g}, {self.high:g}]"
+            return f"in {'(['[not self.open_low]}{self.low:g}, {self.high:g}{')]'[not self.open_high]}"
         bound = "" if self.low == -math.inf else f"{'more than' if self.open_low else 'at least'} {self.low:g}"
         return " and ".join(filter(None, [bound, "finite" if self.open_high else ""]))
 
