@@ -26,7 +26,8 @@ Solving Continuous Control with Bernoulli Policies", NeurIPS 2021 (arXiv 2111.02
 Schulman et al. 2017 (arXiv 1707.06347); GAE: Schulman et al. 2016 (arXiv 1506.02438).
 
 Deviations:
-- The paper's body and hyperparameters could not be read; the defaults are those of purejaxrl's PPO on CartPole.
+- The paper's body and hyperparameters could not be read; the defaults are those of purejaxrl's PPO on CartPole, but for
+  a constant learning rate: how long a run is, only the command line knows (`anneal_steps`).
 - The Gaussian is squashed by tanh; PPO's first code clips the action in the environment, so that
   probabilities are of actions never taken.
 - At a time limit the value of the true successor is bootstrapped; PPO's first code treats it as an end.
@@ -349,7 +350,7 @@ EXAMPLE = Example(
         num_minibatches=8,
         num_epochs=10,
         entropy_weight=0.0,
-        value_clip_range=1e3,  # none: returns are in the hundreds
+        value_clip_range=1e3,  # none
         normalize_obs=True,
     ),
 )
