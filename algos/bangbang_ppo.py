@@ -44,6 +44,7 @@ import jax.numpy as jnp
 import optax
 
 from envs.types import (
+    EDGE,
     Count,
     Example,
     Fraction,
@@ -56,11 +57,11 @@ from envs.types import (
     static,
     zeros,
 )
+from networks import dense
 from networks.conv import MinAtarTorso
 from networks.policies import POLICIES
 
 ACTIONS = ("continuous", "discrete")
-EDGE = 0.02  # an action within this of -1 or 1, of a range of 2, is counted as at the bounds
 
 
 @pytree
@@ -135,12 +136,16 @@ class Network(nn.Module):
         else:
             x = obs.astype(jnp.float32).reshape(*obs.shape[: obs.ndim - self.obs.ndim], -1)
         for size in self.hidden:
-            x = nn.tanh(nn.Dense(size, kernel_init=nn.initializers.orthogonal(math.sqrt(2)))(x))
-        outputs = nn.Dense(self.num_outputs, kernel_init=nn.initializers.orthogonal(self.scale))(x)
+            x = nn.tanh(layer(size, math.sqrt(2))(x))
+        outputs = layer(self.num_outputs, self.scale)(x)
         if not self.log_std:
             return outputs
         log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,))
         return jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], -1)
+
+
+def layer(size: int, scale: float) -> nn.Dense:
+    return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale), dot_general=dense.dot_general)
 
 
 def policy_of(config, spec: Spec):
@@ -234,6 +239,18 @@ def loss(config, spec, params: Params, batch, key):
     return total, dict(metrics, loss=total)
 
 
+def shuffled(key, num: int):
+    """A random order of 0..num - 1, `(num,)` int32, by sorting random words whose low bits are the index.
+
+    A word has 32 - ceil(log2(num)) random bits; indices that draw the same stay in order. One sort instead of the
+    several of `jax.random.permutation`, which were 7% of a step.
+    """
+    bits = (num - 1).bit_length()
+    low = jnp.uint32(2**bits - 1)
+    words = jax.random.bits(key, (num,)) & ~low | jnp.arange(num, dtype=jnp.uint32)
+    return (jnp.sort(words) & low).astype(jnp.int32)
+
+
 def optimizer(config, env_steps):
     """Adam with its gradient clipped; its learning rate is that of `env_steps`."""
     progress = jnp.where(config.anneal_steps > 0, env_steps / jnp.maximum(config.anneal_steps, 1.0), 0.0)
@@ -280,6 +297,13 @@ def act(config, spec, params: Params, obs, key):
     return policy.action(policy.mode(policy_outputs(config, spec, params, obs)))
 
 
+def explore(config, spec, params: Params, obs, key):
+    """An action drawn from the policy."""
+    policy = policy_of(config, spec)
+    obs = normalize(config, params.normalizer, obs)
+    return policy.action(policy.sample(policy_outputs(config, spec, params, obs), key))
+
+
 def step(config, env, state: State) -> tuple[State, dict]:
     key, act_key, learn_key = jax.random.split(state.key, 3)
     spec, policy = env.spec, policy_of(config, env.spec)
@@ -317,7 +341,7 @@ def step(config, env, state: State) -> tuple[State, dict]:
 
     def epoch(carry, key):
         shuffle_key, loss_key = jax.random.split(key)
-        order = jax.random.permutation(shuffle_key, period(config, env)).reshape(config.num_minibatches, -1)
+        order = shuffled(shuffle_key, period(config, env)).reshape(config.num_minibatches, -1)
         batches = jax.tree.map(lambda x: x[order], data)
         return jax.lax.scan(minibatch, carry, (batches, jax.random.split(loss_key, config.num_minibatches)))
 

@@ -112,6 +112,9 @@ Natural = Annotated[int, Interval(0, math.inf)]  # zero allowed
 Widths = Annotated[tuple[int, ...], Interval(1, math.inf)]  # of hidden layers, first to last
 
 
+EDGE = 0.02  # a continuous action counts as at the bounds within 2% of them: |a| >= 0.98
+
+
 class Example(NamedTuple):
     """The task that `scripts/train.py --algo NAME` alone trains on; its flags' defaults."""
 

@@ -7,6 +7,8 @@
     action(draw)              what the environment takes: (..., D) in [-1, 1], or (...,) int32
     entropy(outputs, key)     (...,), in nats
     kl(outputs, others)       KL(outputs || others), (...,), in nats
+    mean(outputs)             Bernoulli and BangOffBang: E[a], (..., D)
+    support(outputs)          Bernoulli and BangOffBang: all draws, (M, D), M = 2^D or 3^D
 
 `outputs` are `(..., num_outputs)`. A *draw* is the action itself, but for the Gaussian, whose draw is the point
 before the tanh: log_prob then needs no inverse of the tanh, which is lost where an action rounds to 1.
@@ -16,6 +18,7 @@ the middle. The last two (Seyde et al. 2021, "Is Bang-Bang Control All You Need?
 no standard deviation, and everything is exact.
 """
 
+import itertools
 import math
 
 import jax
@@ -72,6 +75,11 @@ def log_slope(u):
     return 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
 
 
+def grid(levels, size: int):
+    """Every vector of `size` of the levels, `(len(levels)^size, size)`; the last entry changes first."""
+    return jnp.array(list(itertools.product(levels, repeat=size)))
+
+
 @pytree
 class Bernoulli:
     """-1 or +1 in each dimension, P(a_i = +1) = sigmoid(z_i); outputs are D logits z."""
@@ -94,6 +102,9 @@ class Bernoulli:
     def mean(self, outputs):
         """E[a] = 2p - 1 = tanh(z / 2), `(..., D)`."""
         return jnp.tanh(outputs / 2)
+
+    def support(self, outputs):
+        return grid((-1.0, 1.0), outputs.shape[-1])
 
     def entropy(self, outputs, key=None):
         """Exact, at most D ln 2: log(1 + e^z) - p z in each dimension."""
@@ -161,6 +172,9 @@ class BangOffBang:
         """E[a], `(..., D)`."""
         p = jax.nn.softmax(self._logits(outputs))
         return p[..., 2] - p[..., 0]
+
+    def support(self, outputs):
+        return grid((-1.0, 0.0, 1.0), outputs.shape[-1] // 3)
 
     def entropy(self, outputs, key=None):
         """Exact, at most D ln 3."""

@@ -10,6 +10,7 @@ import optax
 import pytest
 import tiny
 from probes import table
+from scipy.stats import chisquare
 
 from algos import bangbang_ppo as ppo
 from networks.policies import POLICIES
@@ -117,6 +118,18 @@ def test_gradient_norm_of_policy_and_value_together_is_clipped():
     grads = (jnp.array([3.0]), jnp.array([4.0]))
     moments = optax.tree.get(optimizer.update(grads, optimizer.init(grads))[1], "mu")
     close(jnp.concatenate(moments), [0.06, 0.08])  # a tenth of (3, 4) / 5
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 512, 6000])
+def test_shuffled_is_a_permutation(num):
+    orders = jax.jit(jax.vmap(lambda key: ppo.shuffled(key, num)))(jax.random.split(jax.random.key(0), 20))
+    assert (np.sort(orders) == np.arange(num)).all()
+
+
+def test_every_order_is_as_likely_as_another():
+    orders = jax.jit(jax.vmap(lambda key: ppo.shuffled(key, 3)))(jax.random.split(jax.random.key(0), 6_000))
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 6 and chisquare(counts).pvalue > 0.01
 
 
 @pytest.mark.slow
