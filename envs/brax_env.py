@@ -89,7 +89,7 @@ class BraxEnv:
 
 def _start(env, key):
     """An initial state of one environment, and its observation."""
-    with _lenient():
+    with lenient():
         state = env.reset(key)
     return state.pipeline_state, state.obs
 
@@ -97,10 +97,17 @@ def _start(env, key):
 def _physics(env, inner, action):
     """One step of one environment. Brax's metrics and info are made anew by every step, and dropped."""
     state = _brax().State(inner, None, jnp.float32(0), jnp.float32(0))
-    with _lenient():
+    with lenient():
         state = env.step(state, action)
     # Where a reward or an end is constant, Brax gives a Python number.
     return state.pipeline_state, state.obs, jnp.float32(state.reward), jnp.float32(state.done) > 0
+
+
+def vectorise(env, episode_length: int, num_envs: int, pool_size: int) -> BraxEnv:
+    """`num_envs` copies of one environment that has Brax's interface."""
+    _, obs = jax.eval_shape(partial(_start, env), jax.random.key(0))
+    obs = jax.ShapeDtypeStruct(obs.shape, obs.dtype)
+    return BraxEnv(env, continuous_spec(obs, env.action_size, episode_length), num_envs, pool_size)
 
 
 def action_type(name: str) -> str:
@@ -113,7 +120,7 @@ def names() -> list[str]:
 
 
 @contextlib.contextmanager
-def _lenient():
+def lenient():
     """For Brax's own code: it broadcasts across ranks, and warns each time that its parts are unmaintained."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         for message in ("Brax System", "JAXopt is no longer maintained", "Accessing `.*` directly from `Data`"):
@@ -121,10 +128,22 @@ def _lenient():
         yield
 
 
+@contextlib.contextmanager
+def no_log():
+    """Drops MuJoCo's notes on a model's XML, which otherwise go to ./MUJOCO_LOG.TXT."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(lambda text: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(None)
+
+
 @cache
 def _brax():
     """The module `brax.envs`, which takes seconds to import."""
-    with _lenient(), contextlib.redirect_stdout(io.StringIO()) as printed:
+    with lenient(), contextlib.redirect_stdout(io.StringIO()) as printed:
         from brax import envs
     for line in printed.getvalue().splitlines():
         if not line.startswith("Failed to import"):  # warp, which only GPUs use
@@ -134,16 +153,11 @@ def _brax():
 
 @cache  # one instance for equal settings: it is static, so another would compile again
 def _create(name: str, backend: str, params: tuple):
-    import mujoco
-
-    mujoco.set_mju_user_warning(lambda text: None)  # else MuJoCo's notes on Brax's XML go to ./MUJOCO_LOG.TXT
     try:
-        with _lenient():
+        with lenient(), no_log():
             return _brax().get_environment(name, backend=backend, **dict(params))
     except (NotImplementedError, ValueError) as error:
         raise ValueError(f"brax/{name}: {error}") from None
-    finally:
-        mujoco.set_mju_user_warning(None)
 
 
 def _defaults(name: str) -> dict:
@@ -175,6 +189,4 @@ def make(
     episode_length, pool_size = given.pop("episode_length"), given.pop("pool_size")
 
     env = _create(name, backend or "spring", tuple(sorted(given.items())))
-    _, obs = jax.eval_shape(partial(_start, env), jax.random.key(0))
-    obs = jax.ShapeDtypeStruct(obs.shape, obs.dtype)
-    return BraxEnv(env, continuous_spec(obs, env.action_size, episode_length), num_envs, pool_size)
+    return vectorise(env, episode_length, num_envs, pool_size)

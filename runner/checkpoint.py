@@ -26,6 +26,11 @@ def latest(folder: Path) -> Path | None:
     return max((p for p in folder.glob("*") if p.name.isdecimal()), key=lambda p: int(p.name), default=None)
 
 
+def without_empty(tree):
+    """Leaves that hold no numbers, which orbax refuses to write, as one zero."""
+    return jax.tree.map(lambda x: x if x.size else np.zeros(1, x.dtype), tree)
+
+
 def save(folder: Path, step: int, carry, meta: dict):
     """Writes `carry` and `meta` as `folder/<step>`, then removes older ones and what a kill left half-written.
 
@@ -33,7 +38,7 @@ def save(folder: Path, step: int, carry, meta: dict):
     """
     target = folder / str(step)
     items = ocp.args.Composite(
-        carry=ocp.args.StandardSave(carry), meta=ocp.args.JsonSave({**meta, "digest": digest(carry)})
+        carry=ocp.args.StandardSave(without_empty(carry)), meta=ocp.args.JsonSave({**meta, "digest": digest(carry)})
     )
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(target.absolute(), items)  # a temporary folder, renamed when whole
@@ -49,12 +54,14 @@ def restore(path: Path, abstract_carry) -> tuple:
     Raises: BadInput naming the folder where it is damaged or of another shape; nothing is changed.
     """
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract_carry)
+    shape = lambda x: x.shape if x.size else (1,)
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(shape(x), x.dtype, sharding=sharding), abstract_carry)
     items = ocp.args.Composite(carry=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore())
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             restored = checkpointer.restore(path.absolute(), items)
-        carry, meta = restored["carry"], restored["meta"]
+        empty = lambda x, wanted: x if wanted.size else jax.numpy.zeros(wanted.shape, wanted.dtype)
+        carry, meta = jax.tree.map(empty, restored["carry"], abstract_carry), restored["meta"]
         whole = meta["digest"] == digest(carry)
     except Exception as error:  # orbax and tensorstore raise many kinds for a damaged folder
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -9,8 +9,10 @@ import time
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from launching import TINY, main, metrics, start, state_digest
 
 from runner import checkpoint, files, policy, run, train
@@ -216,6 +218,13 @@ def test_resuming_a_damaged_run_names_the_file_and_changes_nothing(whole, tmp_pa
     named = run_dir / "checkpoint" if damage == "checkpoint" else victim
     assert error.count("\n") == 1 and str(named) in error
     assert snapshot(run_dir) == before
+
+
+def test_a_checkpoint_keeps_leaves_that_hold_no_numbers(tmp_path):
+    carry = dict(key=jax.random.key(3), empty=jnp.zeros((2, 0)), x=jnp.arange(3))
+    checkpoint.save(tmp_path, 7, carry, {})
+    restored, _ = checkpoint.restore(tmp_path / "7", jax.eval_shape(lambda: carry))
+    assert tiny.same_bits(restored, carry) and restored["empty"].shape == (2, 0)
 
 
 def test_resuming_a_finished_run_leaves_its_checkpoint_alone(whole, tmp_path):
