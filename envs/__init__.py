@@ -2,10 +2,12 @@
 
     CartPole-v1, Breakout-MinAtar, ...   gymnax
     brax/hopper, brax/ant, ...           Brax (`backend`: spring, generalized, positional, mjx)
+    playground/CheetahRun, ...           MuJoCo Playground's DM Control suite (extra `playground`)
+    maze/medium, maze/medium-goals, ...  point mazes with one goal, or with a goal drawn for each episode
 
 An environment has `spec`, `num_envs`, `reset(key) -> state` and `step(key, state, action) ->
 (state, transition, finished)`; `state.obs` is what to act on (docs/protocol.md). Any of them takes the
-parameter `frame_stack` (envs/frame_stack.py).
+parameters `frame_stack` (envs/frame_stack.py), `action_cost` and `action_change_cost` (envs/action_cost.py).
 """
 
 import difflib
@@ -13,8 +15,13 @@ import importlib
 
 from envs.params import convert
 
-# Prefix of an id -> module that makes it. The modules import gymnax and Brax only to make one.
-SUITES = {"": "envs.gymnax_env", "brax": "envs.brax_env"}
+# Prefix of an id -> module that makes it. The modules import the libraries only to make one.
+SUITES = {
+    "": "envs.gymnax_env",
+    "brax": "envs.brax_env",
+    "playground": "envs.playground_env",
+    "maze": "envs.maze",
+}
 
 
 def _suite(name: str):
@@ -22,15 +29,23 @@ def _suite(name: str):
     prefix, _, rest = name.rpartition("/")
     if prefix in SUITES and not name.startswith("/"):
         module = importlib.import_module(SUITES[prefix])
-        if rest in module.names():
+        if rest in (*module.names(), *getattr(module, "REFUSED", ())):  # `make` says why it refuses
             return module, rest
     raise ValueError(f"unknown environment {name!r}; closest: {', '.join(closest(name))} (--list shows all)")
 
 
-def make(name: str, num_envs: int = 1, frame_stack: int = 1, **params):
+def make(
+    name: str,
+    num_envs: int = 1,
+    frame_stack: int = 1,
+    action_cost: float = 0.0,
+    action_change_cost: float = 0.0,
+    **params,
+):
     """Builds `num_envs` vectorised copies of the environment `name`.
 
     Args: frame_stack, observations that one is made of: the current one and those before it;
+        action_cost and action_change_cost, weights of costs taken from the reward (envs/action_cost.py);
         params, the environment's own parameters, for example `length=0.7` or `backend="spring"`.
     Raises: ValueError naming the closest known ids where `name` is unknown, or the closest
         parameter where one is.
@@ -38,8 +53,13 @@ def make(name: str, num_envs: int = 1, frame_stack: int = 1, **params):
     module, rest = _suite(name)
     if num_envs < 1:
         raise ValueError(f"num_envs {num_envs} must be at least 1")
-    given = convert(name, dict(frame_stack=frame_stack), dict(frame_stack=1), positive=("frame_stack",))
+    given = dict(frame_stack=frame_stack, action_cost=action_cost, action_change_cost=action_change_cost)
+    given = convert(name, given, dict(frame_stack=1, action_cost=0.0, action_change_cost=0.0), ("frame_stack",))
     env = module.make(rest, num_envs, **params)
+    if given["action_cost"] or given["action_change_cost"]:
+        from envs.action_cost import wrap
+
+        env = wrap(env, float(given["action_cost"]), float(given["action_change_cost"]))
     if given["frame_stack"] == 1:
         return env
     from envs.frame_stack import wrap
