@@ -22,7 +22,7 @@ from runner.check import BadInput
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+|[+-]?\d+\.0+")
 # Flags whose value is text: taken as it stands.
-TEXT = ("--run-dir", "--resume", "--env", "--wandb-project")
+TEXT = ("--run-dir", "--resume", "--env", "--dataset", "--eval-env", "--wandb-project")
 WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 
 
@@ -84,12 +84,15 @@ def split_env_params(tokens: list[str]) -> tuple[list[str], dict]:
 def options(kind: settings.Kind, algo: types.ModuleType):
     """The dataclass that the flags fill, for one kind of source and one algorithm."""
     config_type, preset_name = algo.Config, Literal[settings.presets(algo)]
+    fixed = tyro.conf.Fixed, tyro.conf.SuppressFixed
+    own = lambda name, of_type: of_type if name in kind.own else Annotated[of_type | None, *fixed]
 
     @dataclasses.dataclass(frozen=True)
     class Options:
         """Trains an algorithm, evaluates it and writes what it learned to a run directory.
 
-        `--env-params.NAME VALUE` sets a parameter of the environment itself, for example length 0.7.
+        `--env-params.NAME VALUE` sets a parameter of the environment itself, for example length 0.7; of that to
+        evaluate in where an algorithm learns from a dataset.
         """
 
         algo: str
@@ -97,15 +100,17 @@ def options(kind: settings.Kind, algo: types.ModuleType):
         source: Annotated[str, tyro.conf.arg(name=kind.flag)]
         """What it learns from; --list shows all."""
         steps: int
-        """Length of training, in the unit of the source: env steps over all environments, prefill included."""
+        """Length of training: env steps over all environments, prefill included; from a dataset, gradient steps."""
         seeds: tuple[int, ...]
         """One run each, all trained at once."""
-        num_envs: int
+        num_envs: own("num_envs", int)
         """Environments stepped at once by each run."""
         eval_period: int
         """Steps between evaluations; a multiple of what one iteration of the algorithm makes."""
         config: config_type
         """The algorithm's own settings, each with its unit and published value."""
+        eval_env: own("eval_env", str | None) = None
+        """Environment to evaluate in; None: the dataset's own."""
         eval_episodes: int = 16
         """Episodes averaged at each evaluation, played with `act`."""
         checkpoint_period: int | None = None
@@ -128,13 +133,15 @@ def options(kind: settings.Kind, algo: types.ModuleType):
 
 def overview() -> str:
     return (
-        "usage: python scripts/train.py --algo NAME [--env ID] [--seeds 0 1 2] [--config.FIELD VALUE] ...\n\n"
+        "usage: python scripts/train.py --algo NAME [--env ID | --dataset NAME] [--seeds 0 1 2] "
+        "[--config.FIELD VALUE] ...\n\n"
         f"algorithms: {', '.join(settings.algorithms())}\n\n"
         "  --algo NAME                 trains NAME on its example task\n"
         "  --algo NAME --help          every setting of NAME, with unit and published value\n"
         "  --env-params.FIELD VALUE    a parameter of the environment itself, for example length 0.7\n"
         "  --resume RUN_DIR            continues a run, bit for bit\n"
-        "  --list                      algorithms and environments with their action types"
+        "  --dataset NAME_OR_FILE      what an offline algorithm learns from; --eval-env ID where it is evaluated\n"
+        "  --list                      algorithms, environments and datasets with their action types"
     )
 
 
@@ -172,6 +179,10 @@ def parse(argv: list[str]) -> Launch:
         sys.exit(0)
     algo = settings.load(first.algo)
     kind = settings.kind_of(algo)
+    for name in (name for other in settings.KINDS.values() for name in (other.flag, *other.own)):
+        flag = name.replace("_", "-")
+        if name not in (kind.flag, *kind.own) and getattr(known(tokens, flag), name) is not None:
+            raise BadInput(f"{first.algo} learns from a source given by --{kind.flag}; --{flag} does not apply to it")
     source = getattr(known(tokens, kind.flag), kind.flag) or algo.EXAMPLE.source
     values, origin = settings.defaults(algo, first.algo, source, first.preset or "tuned")
     options = fill(kind, algo, tokens, dict(algo=first.algo, **values))
@@ -193,8 +204,8 @@ def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
         raise BadInput(f"--resume takes the algorithm ({saved['algo']}) and environment from {run_dir}")
     algo = settings.load(saved["algo"])
     kind = settings.kind_of(algo)
-    names = ("algo", "source", "steps", "num_envs", "eval_period", "eval_episodes")
-    values = {name: saved[name] for name in names}
+    names = ("algo", "source", "steps", "num_envs", "eval_period", "eval_env", "eval_episodes")
+    values = {name: saved.get(name) for name in names}
     config = settings.replace(algo.Config(), saved["config"], str(run_dir / "config.json"))
     before = dict(**values, seeds=tuple(saved["seeds"]), config=config)
     options = fill(kind, algo, tokens, before)

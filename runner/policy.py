@@ -5,7 +5,6 @@ action = algo.act(config, spec, params, obs[None], key)[0]
 """
 
 import json
-import types
 from pathlib import Path
 
 import jax
@@ -37,16 +36,30 @@ def read(path: Path, abstract_params) -> tuple:
         raise BadInput(f"policy file {path} is damaged or of another shape ({type(error).__name__})") from error
 
 
-def load(path: Path, run: int = 0) -> tuple:
-    """The algorithm's module, its Config, the Spec and one run's parameters: what `act` takes."""
+def header(path: Path) -> dict:
+    """What a policy file says beside its parameters: its settings. Raises BadInput naming the file."""
     try:
-        header = json.loads(serialization.msgpack_restore(Path(path).read_bytes())["header"])
+        return json.loads(serialization.msgpack_restore(Path(path).read_bytes())["header"])
     except Exception as error:
         raise BadInput(f"policy file {path} cannot be read ({type(error).__name__})") from error
-    saved = header["settings"]
+
+
+def environment(path: Path) -> tuple[str, dict]:
+    """Id and parameters of the environment that a policy was evaluated in."""
+    saved = header(path)["settings"]
+    if "dataset" in saved:
+        return saved["dataset"]["eval_env"], saved["dataset"]["eval_env_params"]
+    return saved["source"], saved["source_params"]
+
+
+def load(path: Path, run: int = 0) -> tuple:
+    """The algorithm's module, its Config, the Spec and one run's parameters: what `act` takes."""
+    saved = header(path)["settings"]
+    if not 0 <= run < len(saved["seeds"]):
+        raise BadInput(f"policy file {path} has runs 0 to {len(saved['seeds']) - 1}, not {run}")
     algo = settings.load(saved["algo"])
     config = settings.replace(algo.Config(), saved["config"], str(path))
-    source, _ = settings.kind_of(algo).make(types.SimpleNamespace(**saved), saved["source_params"])
+    source = settings.kind_of(algo).stand_in(saved)
     key = jax.eval_shape(jax.random.key, 0)
     abstract = jax.eval_shape(lambda key: algo.init(config, source, key), key).params
     stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(saved["seeds"]), *x.shape), x.dtype), abstract)

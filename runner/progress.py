@@ -74,6 +74,11 @@ class Reporter:
             self.say(f"{share}  {self.results}  {self.speed}  {left:,.0f} s left")
 
 
+def shown(x: float) -> str:
+    """Nothing where there is no number: training returns of a run that learns from a dataset."""
+    return f"{x:.1f}" if np.isfinite(x) else ""
+
+
 def closing_table(console: Console, lines: list[dict], diverged: dict):
     """One row per seed and two for all: the last evaluation, the mean of the last three, the best, the training return.
 
@@ -91,10 +96,11 @@ def closing_table(console: Console, lines: list[dict], diverged: dict):
         training = [line["episode_return"] for line in own if line.get("episode_return") is not None]
         rows.append((evals[-1], evals[-3:].mean(), evals.max(), training[-1] if training else np.nan))
         note = f" (diverged in chunk {diverged[r]})" if r in diverged else ""
-        table.add_row(f"{own[0]['seed']}{note}", *(f"{x:.1f}" for x in rows[-1]))
+        table.add_row(f"{own[0]['seed']}{note}", *map(shown, rows[-1]))
     if len(rows) > 1:
         columns = np.array(rows).T
         table.add_section()
-        table.add_row("IQM", *(f"{iqm(column):.1f}" for column in columns))
-        table.add_row("95% interval", *("[{:.0f}, {:.0f}]".format(*interval(column)) for column in columns))
+        table.add_row("IQM", *(shown(iqm(column)) for column in columns))
+        intervals = ("[{:.0f}, {:.0f}]".format(*interval(c)) if np.isfinite(c).all() else "" for c in columns)
+        table.add_row("95% interval", *intervals)
     console.print(table)

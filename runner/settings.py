@@ -27,7 +27,10 @@ class Kind(typing.NamedTuple):
     flag: str  # --env
     counter: str  # the field of State that `--steps` counts
     unit: str
+    own: tuple[str, ...]  # options that not every kind has
     make: typing.Callable  # (options, source_params) -> (source, environment to evaluate in)
+    record: typing.Callable  # (source, options, source_params) -> what config.json keeps of the source itself
+    stand_in: typing.Callable  # (content of config.json) -> a source with the shapes of the one it tells of
 
 
 def make_envs(options, params: dict):
@@ -37,7 +40,76 @@ def make_envs(options, params: dict):
     return tuple(envs.make(options.source, n, **params) for n in (options.num_envs, options.eval_episodes))
 
 
-KINDS = {"env": Kind("env", "env_steps", "env steps", make_envs)}
+def one_env(saved: dict):
+    import envs
+
+    return envs.make(saved["source"], saved["num_envs"], **saved["source_params"])
+
+
+def make_dataset(options, params: dict):
+    """The dataset, and the environments to evaluate in: its own unless `--eval-env` says another."""
+    import envs
+    from replay import datasets
+
+    dataset = datasets.load(options.source)
+    name, params = evaluated_in(dataset, options, params)
+    env = envs.make(name, options.eval_episodes, **params)
+    ours, its = (datasets.shapes(s) for s in (dataset.spec, env.spec))
+    if ours != its:
+        raise BadInput(f"dataset {dataset.name} has {ours}; {name} has {its}; choose another --eval-env")
+    return dataset, env
+
+
+def evaluated_in(dataset, options, params: dict) -> tuple[str, dict]:
+    """Id and parameters of the environment that what is learned from `dataset` is evaluated in."""
+    name = options.eval_env or dataset.env
+    if name is None:
+        raise BadInput(f"dataset {dataset.name} does not say which environment it is of; choose one by --eval-env")
+    return name, params if name != dataset.env else dict(dataset.env_params) | params
+
+
+def record_dataset(dataset, options, params: dict) -> dict:
+    from replay import datasets
+    from runner.checkpoint import digest
+
+    name, params = evaluated_in(dataset, options, params)
+    return {
+        "dataset": {
+            "eval_env": name,
+            "eval_env_params": params,
+            "spec": datasets.spec_to_json(dataset.spec),
+            "statistics": datasets.statistics(dataset),
+            "digest": digest(dataset.transitions),
+        }
+    }
+
+
+def dataset_of_zeros(saved: dict):
+    from replay import datasets
+
+    return datasets.zeros(datasets.spec_from_json(saved["dataset"]["spec"]))
+
+
+KINDS = {
+    "env": Kind(
+        flag="env",
+        counter="env_steps",
+        unit="env steps",
+        own=("num_envs",),
+        make=make_envs,
+        record=lambda *_: {},
+        stand_in=one_env,
+    ),
+    "dataset": Kind(
+        flag="dataset",
+        counter="gradient_steps",
+        unit="gradient steps",
+        own=("eval_env",),
+        make=make_dataset,
+        record=record_dataset,
+        stand_in=dataset_of_zeros,
+    ),
+}
 
 
 def algorithms() -> list[str]:
@@ -57,9 +129,14 @@ def kind_of(algo) -> Kind:
     return KINDS[list(inspect.signature(algo.init).parameters)[1]]
 
 
+def short(source: str) -> str:
+    """What a source is called in the names of other files: itself, or its stem where it is a file."""
+    return Path(source).stem if Path(source).is_file() else source
+
+
 def preset_path(algo_name: str, source: str) -> Path:
     """The sweep file whose fixed values tune `algo_name` on `source`: `Breakout-MinAtar` is `minatar_breakout.yaml`."""
-    suite, _, name = source.lower().rpartition("/")
+    suite, _, name = short(source).lower().rpartition("/")
     name = re.sub(r"-v\d+$", "", name)
     name, _, family = name.partition("-")
     parts = [part for part in (suite, family, name) if part]
@@ -123,7 +200,7 @@ def tuned(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, st
     values = dict(
         source=source,
         steps=example.steps,
-        num_envs=example.num_envs,
+        num_envs=example.num_envs if "num_envs" in kind_of(algo).own else None,
         eval_period=example.eval_period,
         seeds=example.seeds,
         config=algo.Config(),
@@ -140,8 +217,10 @@ def tuned(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, st
     config = {k.removeprefix("config."): v for k, v in fixed.items() if k.startswith("config.")}
     values["config"] = replace(algo.Config(), config, origin)
     for name in ("steps", "num_envs", "eval_period"):
-        if name in fixed:
+        if name in fixed and values[name] is not None:
             values[name] = coerce(fixed[name], int, f"{origin}: {name}")
+    if "eval_env" in fixed:
+        values["eval_env"] = fixed["eval_env"]
     if "seeds" in fixed:
         values["seeds"] = coerce(fixed["seeds"], tuple[int, ...], f"{origin}: seeds")
     return values, origin
@@ -159,7 +238,8 @@ def read(run_dir: Path) -> dict:
         missing = [key for key in WRITTEN if key not in settings]
         if not missing:
             for name in ("steps", "num_envs", "eval_period", "eval_episodes"):
-                coerce(settings[name], int, name)
+                if (name, settings[name]) != ("num_envs", None):  # as it is where the source is a dataset
+                    coerce(settings[name], int, name)
             coerce(settings["seeds"], tuple[int, ...], "seeds")
             dict(**settings["config"], **settings["source_params"])
     except FileNotFoundError:

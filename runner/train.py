@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replay import datasets
 from runner import check, checkpoint, files, plots, policy, progress, run, settings, wandb_log
 from runner.check import BadInput
 from runner.cli import Launch
@@ -117,7 +119,11 @@ class Training:
         if not options.resume and (self.run_dir / "config.json").exists():
             raise BadInput(f"{self.run_dir} holds a run; choose another --run-dir, or --resume {self.run_dir}")
         check.check_writable(self.run_dir)
-        self.described = describe(launch)
+        self.described = describe(launch, self.source)
+        if options.resume and "dataset" in self.described:
+            before = settings.read(self.run_dir).get("dataset", {})
+            if before.get("digest") != self.described["dataset"]["digest"]:
+                raise BadInput(f"dataset {options.source} is not the one that {self.run_dir} was trained on")
         self.log = files.MetricsFile(self.run_dir / "metrics.jsonl")
 
         # Of a resumed run everything is read and checked before anything is written.
@@ -135,7 +141,7 @@ class Training:
         self.next_chunk, self.newest = meta["chunk"], newest
         self.diverged = {int(r): chunk for r, chunk in meta["diverged"].items()}  # run -> chunk
         self.best = Best(self.run_dir / "policy" / "best.msgpack", self.abstract.states.params, meta["best"])
-        announce(self.console, launch, self.run_dir, memory, newest)
+        announce(self.console, launch, self.described, self.run_dir, memory, newest)
 
     def start(self):
         """Writes the settings, compiles, and makes the first state where no checkpoint held one."""
@@ -292,11 +298,12 @@ def check_lengths(algo, options, source):
         raise BadInput(f"--steps {options.steps} must be more than --config.prefill {prefill}, which it includes")
 
 
-def describe(launch: Launch) -> dict:
+def describe(launch: Launch, source) -> dict:
     """What decides the numbers of a launch, and what they were computed with: the content of config.json."""
     options = launch.options
-    names = ("algo", "source", "steps", "seeds", "num_envs", "eval_period", "eval_episodes")
+    names = ("algo", "source", "steps", "seeds", "num_envs", "eval_period", "eval_env", "eval_episodes")
     described = {name: getattr(options, name) for name in names}
+    described |= launch.kind.record(source, options, launch.source_params)
     packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "brax", "orbax-checkpoint", "numpy")
     device = jax.local_devices()[0]
     return described | {
@@ -320,7 +327,8 @@ def git_revision() -> dict | None:
 
 def default_run_dir(options) -> Path:
     """A new folder under `runs/`, named after the time; sweep agents that start in one second get one each."""
-    base = f"{options.algo}-{options.source.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
+    source = re.sub(r"[^\w.-]+", "-", settings.short(options.source))
+    base = f"{options.algo}-{source}-{datetime.now():%Y%m%d-%H%M%S}"
     for number in itertools.count(1):
         folder = Path("runs") / (base if number == 1 else f"{base}-{number}")
         try:
@@ -333,11 +341,19 @@ def default_run_dir(options) -> Path:
         return folder
 
 
-def announce(console, launch: Launch, run_dir: Path, memory: str, resumed_from: Path | None):
+def announce(console, launch: Launch, described: dict, run_dir: Path, memory: str, resumed_from: Path | None):
     """Prints what is about to run, and every setting with its published value where that differs."""
     options, say = launch.options, lambda text: progress.say(console, text)
-    source = " ".join([options.source, *(f"{k}={v}" for k, v in launch.source_params.items())])
-    say(f"{options.algo} on {source}: {options.steps:,} {launch.kind.unit}, {options.num_envs} environments")
+    with_params = lambda name, params: " ".join([name, *(f"{k}={v}" for k, v in params.items())])
+    length = f"{options.steps:,} {launch.kind.unit}"
+    if "dataset" in described:
+        dataset = described["dataset"]
+        say(f"{options.algo} on {options.source}: {length}")
+        say(f"dataset: {datasets.summary(dataset['statistics'])}")
+        say(f"evaluated in {with_params(dataset['eval_env'], dataset['eval_env_params'])}")
+    else:
+        source = with_params(options.source, launch.source_params)
+        say(f"{options.algo} on {source}: {length}, {options.num_envs} environments")
     say(f"seeds {', '.join(map(str, options.seeds))}; settings: {launch.origin}, then the command line")
     published = launch.algo.Config()
     width = max(len(field.name) for field in dataclasses.fields(published))

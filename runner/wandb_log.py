@@ -9,7 +9,8 @@ from runner.check import BadInput
 from runner.stats import iqm
 
 # Columns of metrics.jsonl that name a line rather than measure something.
-KEYS = ("run", "seed", "chunk", "env_steps", "gradient_steps")
+COUNTERS = ("env_steps", "gradient_steps")  # the first that an algorithm has is the x axis
+KEYS = ("run", "seed", "chunk", *COUNTERS)
 
 
 def mode_of(option: str | None) -> str:
@@ -42,8 +43,7 @@ def flatten(settings: dict, prefix="") -> dict:
 
 def aggregate(lines: list[dict]) -> dict:
     """The lines of one chunk, one per run, to what W&B logs: `x` (mean), `x_iqm`, and `seed_3/x`."""
-    logged = {"chunk": lines[0]["chunk"], "env_steps": lines[0]["env_steps"]}
-    logged["gradient_steps"] = lines[0]["gradient_steps"]
+    logged = {name: lines[0][name] for name in ("chunk", *COUNTERS) if name in lines[0]}
     for name in (name for name in lines[0] if name not in KEYS):
         values = [line[name] for line in lines]
         if None not in values:  # a mean over the runs that are left would flatter the setting
@@ -74,11 +74,12 @@ class Logger:
             id=None if "WANDB_SWEEP_ID" in os.environ else id_file.read_text(),
             resume=None if "WANDB_SWEEP_ID" in os.environ else "allow",
         )
-        self.run.define_metric("*", step_metric="env_steps")
 
     def log(self, lines: list[dict]):
         if self.run is not None:
-            self.run.log(aggregate(lines))
+            logged = aggregate(lines)
+            self.run.define_metric("*", step_metric=next(name for name in COUNTERS if name in logged))
+            self.run.log(logged)
 
     def finish(self, exit_code: int):
         if self.run is not None:

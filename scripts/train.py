@@ -27,16 +27,21 @@ def use_compilation_cache():
 
 
 def show_list():
-    """Algorithms and environments with their action types."""
+    """Algorithms, environments and datasets with their action types."""
     import envs
+    from replay import builtin
     from runner import settings
 
     for name in settings.algorithms():
         algo = settings.load(name)
-        print(f"{name:<24} {' or '.join(algo.ACTIONS):<24} {algo.__doc__.strip().splitlines()[0]}")
+        flag = f"--{settings.kind_of(algo).flag}"
+        print(f"{name:<24} {' or '.join(algo.ACTIONS):<24} {flag:<10} {algo.__doc__.strip().splitlines()[0]}")
     print()
     for name in envs.ids():
         print(f"{name:<28} {envs.action_type(name)}")
+    print()
+    for name, dataset in builtin.TABLE.items():
+        print(f"{name:<28} {envs.action_type(dataset.env):<12} {dataset.env}: {dataset.about}")
 
 
 def main(argv: list[str]) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from envs.types import Transition, continuous_spec, discrete_spec
+
 NAMES = sorted(p.stem for p in Path(__file__).parents[1].glob("algos/*.py") if p.stem != "__init__")
 
 # Fields that many algorithms have, and what they are here; an algorithm takes those that it has.
@@ -70,6 +72,9 @@ LEARNING = dict(
     num_minibatches=2,
     num_epochs=4,
     value_clip_range=10.0,
+    initial_temperature=1e-2,
+    temperature_learning_rate=1e-9,
+    target_update_rate=0.05,
 )
 
 
@@ -96,6 +101,8 @@ def source(algo):
             return _gymnax("CartPole-v1")
         case "env", _:
             return _gymnax("Pendulum-v1")
+        case "dataset", (action_type, *_):
+            return dataset(action_type)
     raise LookupError(f"tests/tiny.py has no source of kind {kind(algo)!r}: add a small one")
 
 
@@ -103,6 +110,22 @@ def _gymnax(name):
     from envs import gymnax_env  # costs seconds
 
     return gymnax_env.make(name, num_envs=4)
+
+
+def dataset(action_type="continuous"):
+    """Twenty episodes of ten transitions of a random walk; actions follow the first observation."""
+    from replay import datasets
+
+    rng = np.random.default_rng(0)
+    walk = rng.normal(size=(20, 11, 3)).cumsum(1).astype(np.float32)
+    rows = lambda x: x.reshape(200, *x.shape[2:])
+    obs, ends = rows(walk[:, :-1]), rows(np.broadcast_to(np.arange(10) == 9, (20, 10)))
+    spec, action = continuous_spec(jax.ShapeDtypeStruct((3,), "float32"), 1, 10), np.tanh(obs[:, :1])
+    if action_type == "discrete":
+        spec, action = discrete_spec(spec.obs, 2, 10), (obs[:, 0] > 0).astype(np.int32)
+    reward = rng.normal(size=200).astype(np.float32)
+    t = Transition(obs, action, reward, rows(walk[:, 1:]), np.zeros(200, bool), ends)
+    return datasets.admit(t, spec, f"tiny {action_type}")
 
 
 def raw(leaf) -> np.ndarray:

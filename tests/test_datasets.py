@@ -1,0 +1,305 @@
+"""Datasets: the door refuses what cannot be learned from, a file comes back bit for bit, sampling is uniform."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from probes import table
+
+from envs.types import Transition, continuous_spec, discrete_spec
+from replay import builtin, datasets
+from runner.check import BadInput
+
+script = importlib.util.spec_from_file_location("collect", Path(__file__).parents[1] / "scripts" / "collect.py")
+collect = importlib.util.module_from_spec(script)
+script.loader.exec_module(collect)
+
+SPEC = continuous_spec(jax.ShapeDtypeStruct((2,), "float32"), 1, 3)
+STRUCTURED = discrete_spec((jax.ShapeDtypeStruct((2,), "float32"), jax.ShapeDtypeStruct((1, 2), "uint8")), 4, 0)
+
+
+def transitions(spec=SPEC) -> Transition:
+    """Three episodes of 2, 3 and 1 transitions: terminated, truncated, both. Row i's numbers are its own."""
+    ids = np.arange(6)
+    obs = lambda i: jax.tree.map(lambda s: np.broadcast_to(i.reshape(-1, *[1] * len(s.shape)), (6, *s.shape)), spec.obs)
+    typed = lambda x: jax.tree.map(lambda s, x: x.astype(s.dtype), spec.obs, x)
+    action = ids % 4 if spec.action_type == "discrete" else (ids[:, None] - 2.5) / 10
+    return Transition(
+        obs=typed(obs(10 * ids)),
+        action=action.astype(spec.action.dtype),
+        reward=np.float32([1, 2, 3, 4, 5, 6]),
+        next_obs=typed(obs(np.array([10, 15, 30, 40, 45, 55]))),
+        terminated=np.array([0, 1, 0, 0, 0, 1], bool),
+        truncated=np.array([0, 0, 0, 0, 1, 1], bool),
+    )
+
+
+def admit(spec=SPEC, say=print, **changes):
+    return datasets.admit(transitions(spec)._replace(**changes), spec, "ours", "Pendulum-v1", {"g": 9.0}, say)
+
+
+def at(field, index, value, spec=SPEC):
+    """The field with one entry changed."""
+    x = getattr(transitions(spec), field).copy()
+    x[index] = value
+    return {field: x}
+
+
+def test_each_transition_knows_the_last_of_its_episode():
+    assert admit().last.tolist() == [1, 1, 4, 4, 4, 5]
+
+
+def test_statistics_by_hand():
+    # returns 1 + 2, 3 + 4 + 5, 6: mean 7; one action of six, 0.99, is within 0.02 of a bound
+    s = datasets.statistics(admit(**at("action", 0, 0.99)))
+    assert s == dict(
+        transitions=6, episodes=3, return_mean=7, return_min=3, return_max=12, at_bounds=pytest.approx(1 / 6)
+    )
+    assert datasets.statistics(admit(STRUCTURED))["at_bounds"] is None
+
+
+@pytest.mark.parametrize("spec", [SPEC, STRUCTURED], ids=["continuous", "structured"])
+def test_a_file_comes_back_bit_for_bit(tmp_path, spec):
+    dataset, path = admit(spec), tmp_path / "deep" / "ours.npz"
+    datasets.save(path, dataset, dict(where="here"))
+    loaded = datasets.load(str(path))
+    assert tiny.same_bits(loaded, dataclasses.replace(dataset, name=str(path)))
+    assert loaded.spec == spec and loaded.env == "Pendulum-v1" and dict(loaded.env_params) == {"g": 9.0}
+    header = json.loads(str(np.load(path)["header"]))
+    assert header["provenance"] == dict(where="here") and header["statistics"]["episodes"] == 3
+
+
+def test_a_file_is_never_written_to(tmp_path):
+    path = tmp_path / "ours.npz"
+    datasets.save(path, admit())
+    before = path.read_bytes()
+    datasets.load(str(path))
+    with pytest.raises(BadInput, match="is there already"):
+        datasets.save(path, admit(reward=np.zeros(6, np.float32)))
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["ours.npz"]
+    datasets.save(path, admit(reward=np.zeros(6, np.float32)), overwrite=True)
+    assert path.read_bytes() != before
+
+
+# Data that the door refuses, and what its line must say.
+BAD = {
+    "nan": (SPEC, at("reward", 4, np.nan), "reward is NaN or infinite at transition 4 of 6"),
+    "infinite": (SPEC, at("obs", (3, 1), -np.inf), "obs is NaN or infinite at transition 3 of 6"),
+    "no ends": (SPEC, dict(terminated=np.zeros(6, bool), truncated=np.zeros(6, bool)), "episode ends are missing"),
+    "open end": (SPEC, at("terminated", 5, False) | at("truncated", 5, False), "last transition, 5, ends no episode"),
+    "an end missing": (SPEC, at("terminated", 1, False), r"end is missing at transition 1.*\(so at 1 of 6\)"),
+    "action too large": (STRUCTURED, at("action", 2, 4, STRUCTURED), "action is 4 at transition 2.*from 0 to 3"),
+    "action negative": (STRUCTURED, at("action", 3, -1, STRUCTURED), "action is -1 at transition 3"),
+    "other size": (SPEC, dict(action=np.zeros((6, 2), np.float32)), r"action is \(6, 2\) float32.*\(6, 1\) float32"),
+    "other type": (SPEC, dict(reward=np.zeros(6)), r"reward is \(6,\) float64"),
+    "fewer": (SPEC, dict(truncated=np.ones(5, bool)), r"truncated is \(5,\) bool; its header says \(6,\) bool"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data_is_one_line_at_the_door(name):
+    spec, changes, message = BAD[name]
+    with pytest.raises(BadInput, match=f"^dataset ours: .*{message}") as error:
+        admit(spec, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_dataset_is_refused():
+    empty = jax.tree.map(lambda x: x[:0], transitions())
+    with pytest.raises(BadInput, match="dataset ours: it is empty"):
+        datasets.admit(empty, SPEC, "ours")
+
+
+def test_actions_outside_the_box_are_clipped_and_counted():
+    said = []
+    dataset = admit(say=said.append, **at("action", [1, 4], [[1.5], [-3.0]]))
+    assert dataset.transitions.action[:, 0].tolist() == np.float32([-0.25, 1, -0.05, 0.05, -1, 0.25]).tolist()
+    assert len(said) == 1 and "2 of 6 actions clipped to [-1, 1], from 3.0" in said[0]
+
+
+@pytest.mark.parametrize("moment", ["reading", "admitting"])
+def test_data_larger_than_the_memory_are_refused_with_both_numbers(moment, tmp_path, monkeypatch):
+    path = str(tmp_path / "ours.npz")
+    datasets.save(path, admit())
+    monkeypatch.setattr(datasets.check, "available_memory", lambda: 150)
+    # A transition is 2 x 8 bytes of observations, 4 of action, 4 of reward, 2 flags: 26, and six of them 156.
+    with pytest.raises(BadInput, match="156 B of memory; 150 B" if moment == "admitting" else "kB of memory; 150 B"):
+        admit() if moment == "admitting" else datasets.load(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "text", "foreign", "pickle", "field", "newer"])
+def test_a_damaged_file_is_named(damage, tmp_path):
+    path = tmp_path / "ours.npz"
+    datasets.save(path, admit())
+    data, arrays = path.read_bytes(), dict(np.load(path))
+    if damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        i = data.index(np.float32([1, 2, 3, 4, 5, 6]).tobytes())
+        path.write_bytes(data[:i] + b"\xff" + data[i + 1 :])
+    elif damage == "text":
+        path.write_text("reward: 1")
+    elif damage == "pickle":
+        np.savez(path, header=np.array({"format": "bellmax"}, object))
+    elif damage == "newer":
+        header = json.loads(str(arrays.pop("header"))) | dict(version=datasets.VERSION + 1)
+        np.savez(path, header=np.array(json.dumps(header)), **arrays)
+    else:
+        del arrays["header" if damage == "foreign" else "next_obs"]
+        np.savez(path, **arrays)
+    message = "was not written by Bellmax" if damage in ("foreign", "newer") else "is damaged"
+    with pytest.raises(BadInput, match=f"^dataset file .*ours.npz {message}") as error:
+        datasets.load(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_that_is_neither_built_in_nor_a_file_is_named_with_the_closest(tmp_path):
+    with pytest.raises(BadInput, match="unknown dataset 'pendulum/exprt'; closest: pendulum/expert"):
+        datasets.load("pendulum/exprt")
+    with pytest.raises(BadInput, match="nowhere.npz does not exist"):
+        datasets.load("nowhere.npz")
+    (tmp_path / "data.csv").touch()
+    with pytest.raises(BadInput, match="ends in one of: .npz"):
+        datasets.load(str(tmp_path / "data.csv"))
+
+
+def test_a_reader_is_found_by_how_a_name_begins_or_ends(monkeypatch):
+    for key in ("other:", ".other"):
+        monkeypatch.setitem(datasets.READERS, key, lambda name, say: name.upper())
+    assert datasets.load("other:door/human") == "OTHER:DOOR/HUMAN"
+    assert datasets.load("door/human.other") == "DOOR/HUMAN.OTHER"
+
+
+def test_batches_are_whole_rows_and_all_rows_are_drawn_alike():
+    dataset, num = admit(), 60_000
+    batch = jax.jit(datasets.sample, static_argnums=2)(dataset, jax.random.key(0), num)
+    row = np.asarray(batch.reward).astype(int) - 1
+    for field, x in datasets.named(transitions()):
+        np.testing.assert_array_equal(x[row], dict(datasets.named(batch))[field])
+    # Each of six rows 10,000 times; five standard deviations of sqrt(60,000 * 5 / 36) = 91.
+    assert np.abs(np.bincount(row, minlength=6) - 10_000).max() < 460
+
+
+def test_runs_share_one_dataset_without_a_copy():
+    one = datasets.zeros(SPEC)
+    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((100_000, *x.shape[1:]), x.dtype), one)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8))
+    draw = lambda dataset, keys: jax.vmap(lambda key: datasets.sample(dataset, key, 16))(keys)
+    memory = jax.jit(draw).lower(structs, keys).compile().memory_analysis()
+    assert memory.argument_size_in_bytes > 26 * 100_000 and memory.temp_size_in_bytes < 26 * 10_000
+
+
+def test_a_roll_out_becomes_episodes_one_after_another():
+    # Environment 0's episode ends at its second step and another one is under way; environment 1 ends nothing.
+    t, e = np.meshgrid(np.arange(3), np.arange(2), indexing="ij")
+    x = (10 * e + t).astype(np.float32)
+    no = np.zeros((3, 2), bool)
+    terminated = no.copy()
+    terminated[1, 0] = True
+    made = datasets.episodes(Transition(x[..., None], x[..., None], x, x[..., None], terminated, no))
+    assert made.reward.tolist() == [0, 1, 10, 11, 12]
+    assert made.terminated.tolist() == [0, 1, 0, 0, 0] and made.truncated.tolist() == [0, 0, 0, 0, 1]
+    assert made.obs[:, 0].tolist() == made.reward.tolist()
+    assert datasets.join([made, made]).reward.tolist() == 2 * [0, 1, 10, 11, 12]
+
+
+def chain(num_envs):
+    """Three states in a row, from the first; action 1 goes on and pays the number of the state, action 0 stays."""
+    nexts, rewards = [[0, 1], [1, 2], [2, 2]], [[0, 1], [0, 2], [0, 3]]
+    ends = [[0, 0], [0, 0], [0, 1]]
+    return table([[0.0], [1.0], [2.0]], [1, 0, 0], nexts, rewards, ends, num_envs=num_envs)
+
+
+def test_a_roll_out_is_what_the_policy_did_in_the_environment():
+    env, num_steps = chain(2), 30
+    act = lambda params, obs, key: (jax.random.uniform(key, obs.shape[:1]) < params).astype(jnp.int32)
+    made = datasets.roll_out(env, act, 0.5, jax.random.key(3), num_steps)
+    state, was = np.asarray(made.obs)[..., 0], np.asarray(made.action)
+    assert 15 < was.sum() < 45  # 60 fair coins: mean 30, standard deviation 3.9
+    np.testing.assert_array_equal(made.reward, was * (state + 1))
+    np.testing.assert_array_equal(made.next_obs[..., 0], np.minimum(state + was, 2))
+    np.testing.assert_array_equal(made.terminated, (state == 2) & (was == 1))
+    dataset = datasets.admit(datasets.episodes(made), env.spec, "chain")
+    # Whole episodes return 1 + 2 + 3, however long they took.
+    s = datasets.statistics(dataset)
+    assert s["return_min"] == s["return_max"] == 6 and s["episodes"] == np.asarray(made.terminated).sum()
+
+
+def test_built_in_data_are_made_once_and_are_what_they_say(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = datasets.load("pendulum/expert", say=lambda _: None)
+    s = datasets.statistics(made)
+    assert (s["transitions"], s["episodes"]) == (50_000, 250)
+    # The mean of 250 returns whose standard deviation is 100: three standard errors of 6.
+    assert s["return_mean"] == pytest.approx(-145, abs=20)
+    assert [p.name for p in builtin.cache_folder().iterdir()] == ["pendulum-expert-1.npz"]
+    monkeypatch.setitem(builtin.TABLE, "pendulum/expert", builtin.TABLE["pendulum/expert"]._replace(make=None))
+    assert tiny.same_bits(datasets.load("pendulum/expert"), made)
+    (builtin.cache_folder() / "pendulum-expert-1.npz").write_bytes(b"")
+    with pytest.raises(BadInput, match="damaged.*delete it, and it is made anew"):
+        datasets.load("pendulum/expert")
+
+
+def test_the_controller_pushes_with_the_swing_and_holds_the_top():
+    obs = lambda theta, w: jnp.array([[np.cos(theta), np.sin(theta), w]], jnp.float32)
+    act = lambda theta, w: float(builtin.swing_up((), obs(theta, w), None)[0, 0])
+    # At the bottom the energy is -15 + w^2 / 2, less than 15: push with the swing.
+    assert (act(np.pi, 1.0), act(np.pi, -1.0)) == (1, -1)
+    # Level, w = 6: energy 18, three too much: push against it.
+    assert act(np.pi / 2, 6.0) == -1
+    # Near the top: torque -(8 * 0.1 + 2 * -0.5) = 0.2, of 2
+    np.testing.assert_allclose(act(0.1, -0.5), 0.1, rtol=1e-5)
+
+
+def test_collect_writes_what_the_environment_did(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(collect.envs, "make", lambda name, num_envs, **params: chain(num_envs))
+    path = tmp_path / "chain.npz"
+    arguments = ["--policy", "random", "random", "--env", "chain", "--steps", 200, "--num-envs", 4, "--seed", 7]
+    assert collect.main([str(a) for a in [*arguments, "--out", path]]) == 0
+    assert "chain.npz" in capsys.readouterr().out
+    dataset = datasets.load(str(path))
+    ours = jax.device_get(dataset.transitions)
+    header = json.loads(str(np.load(path)["header"]))
+    sizes = header["provenance"]["transitions"]
+    assert sum(sizes) == dataset.num_transitions <= 200 and header["provenance"]["seed"] == 7
+
+    # Again, from the keys that the script says it takes: the i-th policy's is fold_in(key(seed), i).
+    env, expected = chain(4), []
+    step = jax.jit(lambda key, state, action: env.step(key, state, action)[:2])
+    for i, size in enumerate(sizes):
+        key, reset_key = jax.random.split(jax.random.fold_in(jax.random.key(7), i))
+        state, streams = env.reset(reset_key), []
+        for step_key in jax.random.split(key, 25):
+            act_key, env_key = jax.random.split(step_key)
+            state, transition = step(env_key, state, jax.random.randint(act_key, (4,), 0, 2))
+            streams.append(transition)
+        # Environment by environment, each up to its last finished episode.
+        finished = [[t for t in range(25) if streams[t].terminated[e]][-1] + 1 for e in range(4)]
+        assert sum(finished) == size
+        expected += [jax.tree.map(lambda x, e=e: x[e], streams[t]) for e in range(4) for t in range(finished[e])]
+    assert tiny.same_bits(jax.tree.map(lambda *x: np.stack(x), *expected), ours)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--policy", "random"], "--policy random needs --env"),
+        (["--policy", "random", "--env", "Pendulum-v2"], "Pendulum-v1"),
+        (["--policy", "none.msgpack"], "none.msgpack cannot be read"),
+        (["--policy", "random", "--env", "Pendulum-v1", "--steps", "0"], "--steps is 0"),
+        (["--policy", "random", "--env", "Pendulum-v1", "--out", "x.csv"], "x.csv must end in .npz"),
+        (["--policy", "random", "--env", "Pendulum-v1", "--out", "{file}"], "--overwrite"),
+    ],
+)
+def test_collect_refuses_in_one_line(arguments, message, tmp_path, capsys):
+    (tmp_path / "is.npz").touch()
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "new.npz")]
+    assert collect.main([a.format(file=tmp_path / "is.npz") for a in arguments] + out) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
