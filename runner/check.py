@@ -82,7 +82,9 @@ def check_memory(carry, num_runs: int) -> str:
         text += ", twice that while a checkpoint is written"
     text += f"; {size(free)} available"
     if need > free:
-        raise BadInput(f"replay and networks need {text}; lower --config.capacity, if it has one, or the number of --seeds")
+        raise BadInput(
+            f"replay and networks need {text}; lower --config.capacity, if it has one, or the number of --seeds"
+        )
     return text
 
 
