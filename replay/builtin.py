@@ -50,20 +50,55 @@ def leading(spec, obs) -> tuple:
     return first.shape[: first.ndim - len(shape)]
 
 
-def pendulum(act=None, seed=0, num_envs=250):
-    """Episodes of 200 steps, one in each of `num_envs` environments. Args: act, by default random."""
+def balance(params, obs, key):
+    """Keeps CartPole-v1 up for its 500 steps: pushes to where the pole falls, and the cart back to the middle."""
+    x, x_dot, theta, theta_dot = (obs[..., i] for i in range(4))
+    return (theta + 0.3 * theta_dot + 0.05 * x + 0.1 * x_dot > 0).astype(jnp.int32)
+
+
+def mixed_with(act, other, share: float):
+    """Acts by `other` with probability `share`, anew for each environment on each step, else by `act`."""
+
+    def mixture(params, obs, key):
+        choice_key, act_key, other_key = jax.random.split(key, 3)
+        first, second = act(params, obs, act_key), other(params, obs, other_key)
+        swap = jax.random.bernoulli(choice_key, share, first.shape[:1])
+        return jnp.where(swap.reshape(-1, *[1] * (first.ndim - 1)), second, first)
+
+    return mixture
+
+
+def acting(expert, noise: float, seed: int, num_envs: int, num_steps: int):
+    """What `expert` does where a share `noise` of its actions are random ones."""
 
     def make(name):
         env = envs.make(name, num_envs)
-        behaviour = act or uniform(env.spec)
-        return datasets.episodes(datasets.roll_out(env, behaviour, (), jax.random.key(seed), 200))
+        act = mixed_with(expert, uniform(env.spec), noise)
+        return datasets.episodes(datasets.roll_out(env, act, (), jax.random.key(seed), num_steps))
 
     return make
 
 
+def union(*makers):
+    return lambda name: datasets.join([make(name) for make in makers])
+
+
+def suite(prefix: str, env: str, expert, medium: float, about: str, num_envs: int, num_steps: int) -> dict:
+    """`random`, `medium` (a share `medium` of random actions), `expert`, and `mixed`, as much of each of the three."""
+    shares_and_seeds = dict(random=(1.0, 2), medium=(medium, 3), expert=(0.0, 1))
+    parts = {name: acting(expert, *pair, num_envs, num_steps) for name, pair in shares_and_seeds.items()}
+    entries = dict(
+        random=Builtin("uniformly random actions", env, parts["random"]),
+        medium=Builtin(f"{about}; {medium:.0%} of actions are random", env, parts["medium"]),
+        expert=Builtin(about, env, parts["expert"]),
+        mixed=Builtin("random, medium and expert, one after another", env, union(*parts.values())),
+    )
+    return {f"{prefix}/{name}": entry for name, entry in entries.items()}
+
+
 TABLE = {
-    "pendulum/expert": Builtin("energy swing-up and a linear controller", "Pendulum-v1", pendulum(swing_up, seed=1)),
-    "pendulum/random": Builtin("uniformly random actions", "Pendulum-v1", pendulum(seed=2)),
+    **suite("pendulum", "Pendulum-v1", swing_up, 0.7, "energy swing-up and a linear controller", 250, 200),
+    **suite("cartpole", "CartPole-v1", balance, 0.5, "a linear controller", 100, 600),
 }
 
 

@@ -56,17 +56,22 @@ def load(name: str, say=print) -> Dataset:
 
     Raises: BadInput, one line, for whatever is wrong with it.
     """
-    from replay import builtin
+    from replay import builtin, readers
 
     if name in builtin.TABLE:
         return builtin.load(name, say)
-    for key, reader in READERS.items():
+    known = readers.READERS | READERS
+    for key, reader in known.items():
         if name.startswith(key) if key.endswith(":") else name.endswith(key):
             return reader(name, say)
     if Path(name).exists():
-        raise BadInput(f"dataset {name} must be a file whose name ends in one of: {', '.join(READERS)}")
+        raise BadInput(
+            f"dataset {name} must be a file whose name ends in one of: {', '.join(k for k in known if k[0] == '.')}"
+        )
     close = difflib.get_close_matches(name, builtin.TABLE, 2, 0)
-    raise BadInput(f"unknown dataset {name!r}; closest: {', '.join(close)} (--list shows all), or give a .npz file")
+    raise BadInput(
+        f"unknown dataset {name!r}; closest: {', '.join(close)} (--list shows all), or give a .npz or .hdf5 file"
+    )
 
 
 def admit(transitions: Transition, spec: Spec, name: str, env=None, env_params=(), say=print) -> Dataset:
@@ -138,7 +143,7 @@ def gaps(transitions: Transition, ends) -> np.ndarray:
     for new, old in zip(jax.tree.leaves(transitions.obs), jax.tree.leaves(transitions.next_obs), strict=True):
         new, old = new[1:], old[:-1]
         differ = ~np.isclose(new, old, rtol=GAP, atol=GAP) if new.dtype.kind == "f" else new != old
-        gap[:-1] |= differ.reshape(len(differ), -1).any(1)
+        gap[:-1] |= differ.any(tuple(range(1, differ.ndim)))
     return gap & ~ends
 
 
@@ -231,12 +236,16 @@ def save(path, dataset: Dataset, provenance: dict | None = None, overwrite: bool
 
 def read(path, say=print) -> Dataset:
     """A file that `save` wrote, through the door. Raises BadInput naming the file."""
+    from replay import readers
+
     foreign = BadInput(f"dataset file {path} was not written by Bellmax: it has no header that we know")
     try:
         with np.load(path, allow_pickle=False) as file:
             num_bytes = sum(entry.file_size for entry in file.zip.infolist())
             on_cpu = jax.default_backend() == "cpu"
             check_fits(path, num_bytes * (2 if on_cpu else 1))  # what was read and what `admit` makes of it
+            if "header" not in file and readers.is_ogbench(file):
+                return readers.ogbench(str(path), say)
             if "header" not in file:
                 raise foreign
             header = json.loads(str(file["header"]))

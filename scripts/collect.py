@@ -15,7 +15,7 @@ import jax
 import tyro
 
 import envs
-from replay import builtin, datasets
+from replay import builtin, datasets, readers
 from runner import check, cli, policy
 from runner.check import BadInput
 
@@ -43,6 +43,8 @@ class Options:
     """Draw from the policy (`explore`) instead of its likeliest action (`act`)."""
     env: str | None = None
     """Environment id; None: that of the policies."""
+    minari: str | None = None
+    """Also write a Minari dataset of this id (extra `offline`)."""
     overwrite: bool = False
     """Replace a file that is there."""
 
@@ -98,6 +100,8 @@ def collect(options: Options, env_params: dict) -> datasets.Dataset:
     dataset = datasets.admit(datasets.join(parts), env.spec, options.out, name, params)
     provenance = dict(vars(options), transitions=[len(part.reward) for part in parts])
     datasets.save(options.out, dataset, provenance, options.overwrite)
+    if options.minari:
+        readers.export_minari(dataset, options.minari, provenance)
     return dataset
 
 

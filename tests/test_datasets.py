@@ -165,7 +165,7 @@ def test_a_name_that_is_neither_built_in_nor_a_file_is_named_with_the_closest(tm
     with pytest.raises(BadInput, match="nowhere.npz does not exist"):
         datasets.load("nowhere.npz")
     (tmp_path / "data.csv").touch()
-    with pytest.raises(BadInput, match="ends in one of: .npz"):
+    with pytest.raises(BadInput, match="ends in one of: .hdf5, .npz"):
         datasets.load(str(tmp_path / "data.csv"))
 
 
@@ -303,3 +303,14 @@ def test_collect_refuses_in_one_line(arguments, message, tmp_path, capsys):
     assert collect.main([a.format(file=tmp_path / "is.npz") for a in arguments] + out) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+
+
+@pytest.mark.parametrize("prefix", ["", "ogbench:"])
+def test_an_npz_of_ogbench_is_told_from_our_own(prefix):
+    path = Path(__file__).parent / "fixtures" / "ogbench" / "pointmaze-medium-navigate-v0.npz"
+    assert datasets.load(f"{prefix}{path}").num_transitions == 10
+
+
+def test_a_dataset_may_hold_one_transition():
+    one = jax.tree.map(lambda x: np.asarray(x)[-1:], tiny.dataset().transitions)
+    assert datasets.admit(one, tiny.dataset().spec, "one").last.tolist() == [0]
