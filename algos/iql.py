@@ -305,18 +305,20 @@ def explore(config, spec, params: Params, obs, key):
     return jnp.clip(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape), -1, 1)
 
 
+def learn(config, spec: Spec, state, batch, key):
+    """One update of any state that has the fields of `State`, with the batch's rewards transformed."""
+    batch = batch._replace(reward=state.reward_scale * batch.reward + state.reward_shift)
+    params, target_q, opt_state, metrics = update(
+        config, spec, state.params, state.target_q, state.opt_state, batch, state.gradient_steps, key
+    )
+    gradient_steps = state.gradient_steps + 1
+    return state._replace(params=params, target_q=target_q, opt_state=opt_state, gradient_steps=gradient_steps), metrics
+
+
 def step(config, dataset, state: State) -> tuple[State, dict]:
     key, sample_key, dropout_key = jax.random.split(state.key, 3)
     batch = datasets.sample(dataset, sample_key, config.batch_size)
-    batch = batch._replace(reward=state.reward_scale * batch.reward + state.reward_shift)
-    params, target_q, opt_state, metrics = update(
-        config, dataset.spec, state.params, state.target_q, state.opt_state, batch, state.gradient_steps, dropout_key
-    )
-    gradient_steps = state.gradient_steps + 1
-    state = state._replace(
-        params=params, target_q=target_q, opt_state=opt_state, gradient_steps=gradient_steps, key=key
-    )
-    return state, metrics
+    return learn(config, dataset.spec, state._replace(key=key), batch, dropout_key)
 
 
 EXAMPLE = Example(
@@ -324,5 +326,12 @@ EXAMPLE = Example(
     steps=20_000,
     eval_period=2_000,
     seeds=(0, 1, 2, 3, 4),
-    config=Config(hidden=(64, 64), anneal_steps=20_000.0),
+    config=Config(
+        learning_rate=1e-3,
+        anneal_steps=20_000.0,
+        expectile=0.9,
+        inverse_temperature=1.0,
+        gamma=0.95,
+        hidden=(64, 64),
+    ),
 )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import envs
 from envs.types import Transition
-from replay import datasets
+from replay import datasets, mazes
 
 
 class Builtin(NamedTuple):
@@ -98,6 +98,7 @@ def suite(prefix: str, env: str, expert, medium: float, about: str, num_envs: in
 
 TABLE = {
     **suite("pendulum", "Pendulum-v1", swing_up, 0.7, "energy swing-up and a linear controller", 250, 200),
+    **{name: Builtin(*entry) for name, entry in mazes.TABLE.items()},
     **suite("cartpole", "CartPole-v1", balance, 0.5, "a linear controller", 100, 600),
 }
 
