@@ -8,6 +8,8 @@
 An environment has `spec`, `num_envs`, `reset(key) -> state` and `step(key, state, action) ->
 (state, transition, finished)`; `state.obs` is what to act on (docs/protocol.md). Any of them takes the
 parameters `frame_stack` (envs/frame_stack.py), `action_cost` and `action_change_cost` (envs/action_cost.py).
+
+`envs.evaluation` builds one to evaluate in, which may also be Gymnasium's, `gym/<id>` (envs/gym_env.py).
 """
 
 import difflib
@@ -26,6 +28,11 @@ SUITES = {
 
 def _suite(name: str):
     """The module and the name within it of a known id. Raises: ValueError naming the closest ids."""
+    if name.startswith("gym/"):
+        raise ValueError(
+            f"{name} runs on the host and cannot be compiled into a program; it is to evaluate in, by --eval-env, what "
+            f"is learned from a dataset. Instead: {', '.join(closest(name))}"
+        )
     prefix, _, rest = name.rpartition("/")
     if prefix in SUITES and not name.startswith("/"):
         module = importlib.import_module(SUITES[prefix])
@@ -67,8 +74,20 @@ def make(
     return wrap(env, int(given["frame_stack"]))
 
 
+def evaluation(name: str, num_envs: int = 1, **params):
+    """An environment to evaluate in: any that `make` builds, or one of Gymnasium's, `gym/<id>`.
+
+    Args: num_envs, episodes of an evaluation; params, as of `make`, or keyword arguments of `gymnasium.make`.
+    """
+    if not name.startswith("gym/"):
+        return make(name, num_envs, **params)
+    from envs import gym_env
+
+    return gym_env.make(name.removeprefix("gym/"), num_envs, **params)
+
+
 def ids() -> list[str]:
-    """Every known id."""
+    """Every known id that is compiled."""
     return [
         f"{prefix}/{name}" if prefix else name
         for prefix, module in SUITES.items()

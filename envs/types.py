@@ -68,6 +68,17 @@ def example_transition(spec: Spec) -> Transition:
     )
 
 
+class EnvAndData(NamedTuple):
+    """What an algorithm learns from that begins with a dataset and goes on in an environment."""
+
+    env: Any
+    dataset: Any  # replay.datasets.Dataset
+
+    @property
+    def spec(self) -> Spec:
+        return self.env.spec
+
+
 class Mean(NamedTuple):
     """A metric whose average over a chunk is `sum(total) / sum(count)`, NaN where nothing was counted."""
 

@@ -145,6 +145,8 @@ def environment(metadata: dict) -> tuple[str | None, dict, int]:
         return None, {}, 0
     env = json.loads(saved)
     params = {key: x for key, x in (env.get("kwargs") or {}).items() if key != "render_mode"}
+    if env.get("max_episode_steps"):
+        params.setdefault("max_episode_steps", env["max_episode_steps"])
     return f"gym/{env['id']}", params, env.get("max_episode_steps") or 0
 
 

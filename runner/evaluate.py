@@ -1,4 +1,4 @@
-"""Evaluation on the device: N episodes at once for every run, compiled once, over when the last one ends."""
+"""Evaluation: N episodes for every run. On the device all at once, compiled once, over when the last one ends."""
 
 from functools import partial
 
@@ -6,12 +6,25 @@ import jax
 import jax.numpy as jnp
 
 
-@partial(jax.jit, static_argnames="algo")
 def evaluate(algo, configs, env, params, keys) -> dict:
+    """What each run's policy is worth in `env`: by the environment's own `evaluate`, or by playing on the device.
+
+    Args: configs and params, leading axis R on every leaf; keys `(R,)`, from which all randomness comes, so that
+        evaluating more or less often cannot change training.
+    Returns: `(R,)` arrays by name, `eval_return` among them.
+
+    An environment that is not played on the device has `evaluate(algo, configs, params, keys)` with the same returns.
+    """
+    if hasattr(env, "evaluate"):
+        return env.evaluate(algo, configs, params, keys)
+    return play(algo, configs, env, params, keys)
+
+
+@partial(jax.jit, static_argnames="algo")
+def play(algo, configs, env, params, keys) -> dict:
     """Plays one episode in each of `env.num_envs` environments and averages over them.
 
-    Args: params, leading axis R on every leaf; keys `(R,)`, from which all randomness comes, so that
-        evaluating more or less often cannot change training.
+    Args: as of `evaluate`.
     Returns: `(R,)` means of what the environment reports at the end of an episode, by name:
         `episode_return` becomes `eval_return`, `success` becomes `eval_success`.
     """
@@ -23,7 +36,7 @@ def evaluate(algo, configs, env, params, keys) -> dict:
             env_state = algo.begin(config, env.spec, params, env_state, begin_key)
         return env_state, key
 
-    def play(config, params, run):
+    def one_step(config, params, run):
         env_state, key, totals, alive = run
         key, act_key, env_key = jax.random.split(key, 3)
         action = algo.act(config, env.spec, params, env_state.obs, act_key)
@@ -39,5 +52,5 @@ def evaluate(algo, configs, env, params, keys) -> dict:
     shape = (keys.shape[0], env.num_envs)
     runs = (env_states, keys, {name: jnp.zeros(shape) for name in names}, jnp.ones(shape, bool))
     # One unbatched predicate for all runs: under vmap it would become a select of every state.
-    runs = jax.lax.while_loop(lambda r: r[3].any(), lambda r: jax.vmap(play)(configs, params, r), runs)
+    runs = jax.lax.while_loop(lambda r: r[3].any(), lambda r: jax.vmap(one_step)(configs, params, r), runs)
     return {f"eval_{name.removeprefix('episode_')}": total.mean(1) for name, total in runs[2].items()}

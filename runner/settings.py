@@ -53,7 +53,7 @@ def make_dataset(options, params: dict):
 
     dataset = datasets.load(options.source)
     name, params = evaluated_in(dataset, options, params)
-    env = envs.make(name, options.eval_episodes, **params)
+    env = envs.evaluation(name, options.eval_episodes, **params)
     ours, its = (datasets.shapes(s) for s in (dataset.spec, env.spec))
     if ours != its:
         raise BadInput(f"dataset {dataset.name} has {ours}; {name} has {its}; choose another --eval-env")
@@ -65,7 +65,10 @@ def evaluated_in(dataset, options, params: dict) -> tuple[str, dict]:
     name = options.eval_env or dataset.env
     if name is None:
         raise BadInput(f"dataset {dataset.name} does not say which environment it is of; choose one by --eval-env")
-    return name, params if name != dataset.env else dict(dataset.env_params) | params
+    own = dict(dataset.env_params) if name == dataset.env else {}
+    if name.startswith("gym/") and dataset.name.startswith("minari-flat:"):
+        own["flatten"] = True
+    return name, own | params
 
 
 def record_dataset(dataset, options, params: dict) -> dict:
@@ -82,6 +85,26 @@ def record_dataset(dataset, options, params: dict) -> dict:
             "digest": digest(dataset.transitions),
         }
     }
+
+
+def make_env_and_data(options, params: dict):
+    """The dataset and the environment to go on in, its own unless `--eval-env` says another; and one to evaluate in."""
+    import envs
+    from envs.types import EnvAndData
+
+    dataset, eval_env = make_dataset(options, params)
+    name, params = evaluated_in(dataset, options, params)
+    return EnvAndData(envs.make(name, options.num_envs, **params), dataset), eval_env
+
+
+def env_and_zeros(saved: dict):
+    import envs
+    from envs.types import EnvAndData
+
+    data = saved["dataset"]
+    return EnvAndData(
+        envs.make(data["eval_env"], saved["num_envs"], **data["eval_env_params"]), dataset_of_zeros(saved)
+    )
 
 
 def dataset_of_zeros(saved: dict):
@@ -108,6 +131,15 @@ KINDS = {
         make=make_dataset,
         record=record_dataset,
         stand_in=dataset_of_zeros,
+    ),
+    "env_and_data": Kind(
+        flag="dataset",
+        counter="env_steps",
+        unit="env steps",
+        own=("num_envs", "eval_env", "init_from"),
+        make=make_env_and_data,
+        record=lambda source, options, params: record_dataset(source.dataset, options, params),
+        stand_in=env_and_zeros,
     ),
 }
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replay import datasets
-from runner import check, checkpoint, files, plots, policy, progress, run, settings, wandb_log
+from runner import check, checkpoint, files, plots, policy, progress, run, settings, wandb_log, warm
 from runner.check import BadInput
 from runner.cli import Launch
 from runner.evaluate import evaluate
@@ -119,6 +119,7 @@ class Training:
         if not options.resume and (self.run_dir / "config.json").exists():
             raise BadInput(f"{self.run_dir} holds a run; choose another --run-dir, or --resume {self.run_dir}")
         check.check_writable(self.run_dir)
+        self.begun = None if options.resume or not options.init_from else warm.states(launch, self.source)
         self.described = describe(launch, self.source)
         if options.resume and "dataset" in self.described:
             before = settings.read(self.run_dir).get("dataset", {})
@@ -156,6 +157,8 @@ class Training:
         began = time.perf_counter()
         if self.carry is None:
             self.carry = run.init(self.algo, self.configs, self.source, self.keys)
+            if self.begun is not None:
+                self.carry = warm.start(self.algo, self.configs, self.source, self.carry, self.begun)
             self.next_chunk = self.count // self.options.eval_period + 1  # the prefill may be longer than a chunk
         self.carry = self.advance(0)  # compiles the program that every later slice runs
         progress.say(self.console, f"compiled in {time.perf_counter() - began:.1f} s")
@@ -301,10 +304,12 @@ def check_lengths(algo, options, source):
 def describe(launch: Launch, source) -> dict:
     """What decides the numbers of a launch, and what they were computed with: the content of config.json."""
     options = launch.options
-    names = ("algo", "source", "steps", "seeds", "num_envs", "eval_period", "eval_env", "eval_episodes")
+    names = ("algo", "source", "steps", "seeds", "num_envs", "eval_period", "eval_env", "init_from", "eval_episodes")
     described = {name: getattr(options, name) for name in names}
     described |= launch.kind.record(source, options, launch.source_params)
-    packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "brax", "orbax-checkpoint", "numpy")
+    packages = ["jax", "jaxlib", "flax", "optax", "gymnax", "brax", "orbax-checkpoint", "numpy"]
+    if described.get("dataset", {}).get("eval_env", "").startswith("gym/"):
+        packages += ["gymnasium", "mujoco"]
     device = jax.local_devices()[0]
     return described | {
         "source_params": launch.source_params,

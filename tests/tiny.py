@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from envs.types import Transition, continuous_spec, discrete_spec
+from envs.types import EnvAndData, Transition, continuous_spec, discrete_spec
 
 NAMES = sorted(p.stem for p in Path(__file__).parents[1].glob("algos/*.py") if p.stem != "__init__")
 
@@ -35,6 +35,7 @@ SIZES = dict(
     rollout_length=8,
     num_minibatches=2,
     num_epochs=2,
+    offline_steps=3,
 )
 
 # Settings that solve worlds of four states in `LEARNING_STEPS` steps. Tests that keep the static
@@ -103,6 +104,9 @@ def source(algo):
             return _gymnax("Pendulum-v1")
         case "dataset", (action_type, *_):
             return dataset(action_type)
+        case "env_and_data", (action_type, *_):
+            world = _gymnax("Pendulum-v1" if action_type == "continuous" else "CartPole-v1")
+            return EnvAndData(world, dataset(action_type))
     raise LookupError(f"tests/tiny.py has no source of kind {kind(algo)!r}: add a small one")
 
 

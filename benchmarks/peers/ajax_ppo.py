@@ -1,4 +1,4 @@
-"""Times the PPO of ajax-rl 0.4, in its own interpreter, for `benchmarks/bangbang_speed.py`.
+"""Times the PPO of ajax-rl 0.4, in its own interpreter, for `benchmarks/peer_speed.py`.
 
 The interpreter (Python 3.12) needs: ajax-rl==0.4.0 jax==0.10.2 flax==0.12.8 optax==0.2.8
 

@@ -1,4 +1,4 @@
-"""Times the PPO of purejaxrl, in an interpreter with its packages, for `benchmarks/bangbang_speed.py`.
+"""Times the PPO of purejaxrl, in an interpreter with its packages, for `benchmarks/peer_speed.py`.
 
 purejaxrl is not a package: `--source` is a checkout of github.com/luchris429/purejaxrl, the folder that holds
 `purejaxrl/ppo.py` (commit 146b485, Apache-2.0). The interpreter is rejax's: gymnax 0.0.9, distrax 0.1.9, jax

@@ -1,4 +1,4 @@
-"""Times the PPO of rejax 0.1.3, in its own interpreter, for `benchmarks/bangbang_speed.py`.
+"""Times the PPO of rejax 0.1.3, in its own interpreter, for `benchmarks/peer_speed.py`.
 
 The interpreter (Python 3.11) needs: rejax==0.1.3 gymnax==0.0.9 jax==0.10.2 flax==0.12.8 optax==0.2.8
 

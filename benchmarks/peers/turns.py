@@ -1,4 +1,4 @@
-"""What the peers' scripts for `benchmarks/bangbang_speed.py` share: their flags, and one measurement per line read."""
+"""What the peers' scripts for `benchmarks/peer_speed.py` share: their flags, and one measurement per line read."""
 
 import argparse
 import json
@@ -12,7 +12,9 @@ def flags():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True, help="steps of a turn")
     parser.add_argument("--seeds", type=int, default=1, help="how many are vmapped into one program")
-    parser.add_argument("--capacity", type=int, default=100_000, help="of the replay, transitions; SAC only")
+    parser.add_argument(
+        "--capacity", type=int, default=100_000, help="transitions of the replay or dataset; SAC and IQL only"
+    )
     parser.add_argument("--source", help="folder of a checkout; purejaxrl only")
     return parser.parse_args()
 
