@@ -273,7 +273,7 @@ def check(config, env):
             f"(num_envs {env.num_envs} x rollout_length {config.rollout_length})"
         )
     continuous = [name for name in POLICIES if name != "categorical"]
-    if env.spec.action_type == "continuous" and config.policy not in continuous:
+    if config.policy not in (continuous if env.spec.action_type == "continuous" else POLICIES):
         raise ValueError(f"policy {config.policy!r} must be one of {', '.join(continuous)}")
     if not hasattr(env.spec.obs, "shape"):
         raise ValueError("bangbang_ppo needs one array as its observation; this environment's is structured")

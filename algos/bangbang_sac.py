@@ -13,7 +13,7 @@ The Gaussian's E_a[Q] is differentiated through its draw, a = tanh(mean + std no
 such path, and `estimator` chooses what stands in for it:
 
     straight_through   a = draw + E[a] - sg(E[a]); for the Bernoulli dE[a_i]/dz_i = 2 p_i (1 - p_i)
-    reinforce          (Q(a_k) - mean of the other draws' Q) d log pi(a_k), over k = 1..num_draws; unbiased
+    reinforce          (Q(a) - mean of the other draws' Q) d log pi(a), over num_draws draws; unbiased
     enumerate          sum over all 2^D (3^D) actions of Q(a) d pi(a); exact, for D <= 6
 
 Straight-through reads the slope of Q at the end where it should read the difference between the ends. It is exact
@@ -30,7 +30,8 @@ Deviations:
 - The paper's body could not be read: its estimator and its H_target for Bernoulli are unknown. Ours is a share of the
   largest entropy, D ln 2 or D ln 3: SAC's -D is below what a discrete policy can reach, and alpha would fall to 0.
 - H is exact for the discrete policies, and for the Gaussian exact but for the tanh's part, which is of one draw. SAC's
-  code takes -log pi(a), the same in expectation with more noise.
+  code takes -log pi(a) of the draw, which has the same expectation and gradient; its noise is smaller than ours at
+  standard deviations near 1 and larger at small ones.
 - Before learning a discrete policy draws from its own actions, uniformly: its critics never see others.
 
 One `step` is `max(num_envs, train_period)` env steps, and one gradient step of each loss per `train_period` of them.
@@ -149,8 +150,8 @@ def expected_q(policy, estimator, outputs, q_of, key, num_draws=2):
         return q_of(draw + (mean - jax.lax.stop_gradient(mean)))  # exactly the draw, with the mean's gradient
 
     if estimator == "reinforce":
-        draws = jax.vmap(lambda key: policy.sample(outputs, key))(jax.random.split(key, num_draws))  # (K, B, D)
-        q = jax.lax.stop_gradient(q_of(draws))  # (K, B)
+        draws = jax.vmap(lambda key: policy.sample(outputs, key))(jax.random.split(key, num_draws))  # (draws, B, D)
+        q = jax.lax.stop_gradient(q_of(draws))  # (draws, B)
         others = (q.sum(0, keepdims=True) - q) / (num_draws - 1)
         score = ((q - others) * jax.vmap(policy.log_prob, (None, 0))(outputs, draws)).mean(0)
         return q.mean(0) + score - jax.lax.stop_gradient(score)

@@ -5,8 +5,9 @@
 
 Tells what a policy can represent from how it explores (Seyde et al. 2021). For each task and teacher, run 0's last
 policy acts, by its likeliest action, for `transitions` env steps (`scripts/collect.py`), and `algos/bc.py` clones what
-it did into each student, five seeds each. A clone is evaluated by its own likeliest action; its score is the mean of
-its last three evaluations, the interval a 95% bootstrap over its seeds. Writes clones.md and clones.json in OUT/clones.
+it did into each student, five seeds each. A clone is evaluated by its own likeliest action; its score is the IQM over
+its seeds of the mean of the last three evaluations, the interval a 95% bootstrap. Writes clones.md and clones.json in
+OUT/clones.
 """
 
 import dataclasses
@@ -20,8 +21,10 @@ from typing import Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tyro
+from bangbang_study import arguments_left
 
 from runner import files, plots, settings
+from runner.check import BadInput
 from runner.stats import interval, iqm
 
 Policy = Literal["gaussian", "bernoulli", "bang_off_bang"]
@@ -49,17 +52,18 @@ def script(name: str, *arguments):
 def clone(args: Args, task: str, teacher: str, student: str, label: str) -> dict:
     """Collects and clones what is not there yet; returns the row of the table."""
     folder = args.out / "clones" / args.algo / task / teacher
-    data, run_dir = folder / "data.npz", folder / f"{student}-{label}"
-    if not data.exists():
-        policy = args.out / args.algo / task / teacher / "policy" / "last.msgpack"
-        script("collect.py", "--policy", policy, "--steps", args.transitions, "--out", data)
-    if not (run_dir / "policy" / "last.msgpack").exists():
-        network = ("--config.hidden", 64, 64, "--config.learning-rate", 1e-3)
-        learner = ("--algo", "bc", "--dataset", data, "--config.policy", student, "--config.label", label, *network)
-        script(
-            "train.py", *learner, "--steps", args.steps, "--eval-period", args.steps // 10, "--eval-episodes", 64,
-            "--seeds", *args.seeds, "--run-dir", run_dir,
-        )  # fmt: skip
+    data, run_dir = folder / f"data-{args.transitions}.npz", folder / f"{student}-{label}"
+    policy = args.out / args.algo / task / teacher / "policy" / "last.msgpack"
+    if not data.exists() or data.stat().st_mtime < policy.stat().st_mtime:
+        script("collect.py", "--policy", policy, "--steps", args.transitions, "--out", data, "--overwrite")
+    flags = ["--algo", "bc", "--dataset", data, "--config.policy", student, "--config.label", label]
+    flags += ["--config.hidden", 64, 64, "--config.learning-rate", 1e-3, "--seeds", *args.seeds]
+    flags += ["--steps", args.steps, "--eval-period", args.steps // 10, "--eval-episodes", 64]
+    left = arguments_left(run_dir, list(map(str, flags)))
+    if left is not None:
+        script("train.py", *left)
+    if arguments_left(run_dir, list(map(str, flags))) is not None:
+        sys.exit(f"{run_dir} was stopped; the same command goes on")
     saved, lines = settings.read(run_dir), files.MetricsFile(run_dir / "metrics.jsonl").read()
     last = lambda key: plots.by_run(lines, key, "gradient_steps")[1][:, -3:].mean(1)
     scores, data = last("eval_return"), saved["dataset"]["statistics"]
@@ -92,7 +96,10 @@ def main():
     args, rows = tyro.cli(Args, description=__doc__), []
     for task, teacher, student in itertools.product(args.tasks, args.teachers, args.students):
         for label in args.labels[:1] if student == "gaussian" else args.labels:
-            rows.append(clone(args, task, teacher, student, label))
+            try:
+                rows.append(clone(args, task, teacher, student, label))
+            except BadInput as error:
+                sys.exit(f"error: {error}")
             print(json.dumps(rows[-1]), flush=True)
     out = args.out / "clones"
     files.write(out / "clones.json", json.dumps(rows, indent=1).encode())

@@ -179,7 +179,10 @@ def row(r: Result, statistic) -> dict:
     """The numbers of one run. Where a seed has diverged there is no score, which would be one of the survivors."""
     last = lambda key: plots.by_run(r.lines, key, "env_steps")[1][:, -3:].mean(1)  # (R,)
     scores = last("eval_return")
-    known = np.isfinite(scores).all()  # asked, as an IQM may drop what is not
+    # Asked, as an IQM may drop what is not finite, and a discrete policy acts on even where its network is not.
+    finite = [all(train.finite_loss(line) for line in r.lines if line["run"] == i) for i in range(len(scores))]
+    scores = np.where(finite, scores, np.nan)
+    known = np.isfinite(scores).all()
     score, low, high = (statistic(scores), *interval(scores, statistic)) if known else [np.nan] * 3
     numbers = dict(score=score, low=low, high=high, action_cost=last("eval_action_cost").mean())
     numbers["env_steps_per_second"] = np.median([line["steps_per_second"] for line in r.lines]) * len(scores)

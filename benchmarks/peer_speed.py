@@ -25,6 +25,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -44,7 +45,7 @@ PEERS = Path(__file__).resolve().parent / "peers"
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    algos: tuple[str, ...] = ("ppo", "sac", "iql")
+    algos: tuple[Literal["ppo", "sac", "iql"], ...] = ("ppo", "sac", "iql")
     seeds: tuple[int, ...] = (1, 8)  # how many are vmapped into one program; ajax is timed with one alone
     threads: int | None = None  # of XLA on a CPU, for peers too; by default as many as there are cores
     repeats: int = 5  # turns after the warm-up

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.types import Mean, Spec, Transition, pytree, static
 
@@ -88,7 +89,7 @@ class ActionCost:
 def wrap(env, action_cost: float, action_change_cost: float) -> ActionCost:
     """Raises: ValueError for a negative or infinite cost, discrete actions, or a last action with nowhere to go."""
     for name, value in dict(action_cost=action_cost, action_change_cost=action_change_cost).items():
-        if not 0 <= value < math.inf:
+        if not 0 <= np.float32(value) < math.inf:
             raise ValueError(f"{name} {value:g} must be at least 0 and finite")
     if env.spec.action_type == "discrete":
         raise ValueError("action_cost and action_change_cost need continuous actions; this environment's are discrete")

@@ -15,6 +15,7 @@ default, Warp, keeps the contacts of all environments in one buffer, from which 
 Playground's locomotion and manipulation tasks are refused: they download their robots.
 """
 
+import math
 from functools import cache
 
 import jax
@@ -135,7 +136,7 @@ def make(name: str, num_envs: int, impl: str = "jax", pool_size: int = 256, **pa
     settings |= given
 
     substeps = settings["ctrl_dt"] / settings["sim_dt"] if settings["sim_dt"] > 0 else 0
-    if round(substeps) < 1 or abs(substeps - round(substeps)) > 1e-6:
+    if not math.isfinite(substeps) or round(substeps) < 1 or abs(substeps - round(substeps)) > 1e-6:
         raise ValueError(
             f"{env_id}: ctrl_dt {settings['ctrl_dt']} must be a multiple of sim_dt {settings['sim_dt']}, both positive"
         )

@@ -187,6 +187,7 @@ def parse(argv: list[str]) -> Launch:
             raise BadInput(f"{first.algo} learns from a source given by --{kind.flag}; --{flag} does not apply to it")
     source = getattr(known(tokens, kind.flag), kind.flag) or algo.EXAMPLE.source
     values, origin = settings.defaults(algo, first.algo, source, first.preset or "tuned")
+    env_params = values.pop("env_params", {}) | env_params
     options = fill(kind, algo, tokens, dict(algo=first.algo, **values))
     if options.init_from:  # was learned already
         options = dataclasses.replace(options, config=dataclasses.replace(options.config, offline_steps=0))

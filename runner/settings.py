@@ -246,7 +246,12 @@ def tuned(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, st
         return values, f"published defaults (no {path.relative_to(ROOT)})"
     fixed = {name.replace("-", "_"): value for name, value in preset(path).items()}
     origin = str(path.relative_to(ROOT))
-    config = {k.removeprefix("config."): v for k, v in fixed.items() if k.startswith("config.")}
+    named = lambda prefix: {k.removeprefix(prefix): v for k, v in fixed.items() if k.startswith(prefix)}
+    config, values["env_params"] = named("config."), named("env_params.")
+    known = ("algo", kind_of(algo).flag, "steps", "seeds", "num_envs", "eval_period", "eval_env")
+    for name in fixed:
+        if name not in known and not name.startswith(("config.", "env_params.")):
+            raise BadInput(f"{origin}: no setting {name!r}; there are {', '.join(known)}, config.* and env_params.*")
     values["config"] = replace(algo.Config(), config, origin)
     for name in ("steps", "num_envs", "eval_period"):
         if name in fixed and values[name] is not None:

@@ -365,6 +365,9 @@ def announce(console, launch: Launch, described: dict, run_dir: Path, memory: st
     for field in dataclasses.fields(published):
         value, default = getattr(options.config, field.name), getattr(published, field.name)
         say(f"  {field.name:<{width}} {value}" + ("" if value == default else f"  (published {default})"))
+    anneal_steps = getattr(options.config, "anneal_steps", 0)
+    if 0 < anneal_steps < options.steps:
+        say(f"warning: the learning rate is 0 after anneal_steps {anneal_steps:g}, before the {length} are over")
     say(f"memory: {memory}")
     say(f"run directory: {run_dir}" + (f", going on from {resumed_from.name}" if resumed_from else ""))
     say("compiling")

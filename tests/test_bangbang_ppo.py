@@ -157,6 +157,7 @@ def test_each_policy_learns_the_better_end(policy):
         ),
         (dict(policy="beta"), True, "policy 'beta' must be one of gaussian, bernoulli, bang_off_bang"),
         (dict(policy="categorical"), True, "policy 'categorical' must be one of"),
+        (dict(policy="beta"), False, "policy 'beta' must be one of"),
     ],
 )
 def test_bad_settings_are_named(changes, continuous, message):

@@ -184,7 +184,18 @@ RATES = dict(policy_learning_rate=1e-3, value_learning_rate=1e-4, temperature_le
 
 @cache
 def first_state():
-    return jax.jit(lambda key: sac.init(UPDATE, world(), key))(jax.random.key(0))
+    """Its target networks give 0.25 more than the critics."""
+    state = jax.jit(lambda key: sac.init(UPDATE, world(), key))(jax.random.key(0))
+    last = lambda path, x: x + 0.25 * (jax.tree_util.keystr(path) == "['params']['Dense_1']['bias']")
+    return state._replace(target_params=jax.tree_util.tree_map_with_path(last, state.target_params))
+
+
+def ends(value_params):
+    """Both critics at -1 and 1, `(2, 2)`; the policy's probability of 1; its entropy."""
+    obs = jnp.ones((2, 1))
+    q = sac.q_values(UPDATE, world().spec, value_params, obs, jnp.array([[-1.0], [1.0]]))
+    p = float(jax.nn.sigmoid(sac.policy_outputs(UPDATE, world().spec, first_state().params.policy, obs)[0, 0]))
+    return np.asarray(q, float), p, -p * math.log(p) - (1 - p) * math.log(1 - p)
 
 
 @jax.jit
@@ -201,24 +212,37 @@ def updated(terminated, truncated=False, **changes):
     return first_state(), *update(dataclasses.replace(UPDATE, **changes), first_state(), batch)
 
 
-def test_target_of_the_critics():
-    state, obs, spec = first_state(), jnp.ones((2, 1)), world().spec
-    ends = jnp.array([[-1.0], [1.0]])
-    q = np.asarray(sac.q_values(UPDATE, spec, state.params.value, obs, ends), float)  # (2 critics, 2 ends)
-    p = float(jax.nn.sigmoid(sac.policy_outputs(UPDATE, spec, state.params.policy, obs)[0, 0]))
-    entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
-    low, high = q.min(0)  # the targets start as copies
+def test_target_of_the_critics_is_read_from_the_target_networks():
+    q, p, entropy = ends(first_state().params.value)
+    low, high = q.min(0) + 0.25
     value = (1 - p) * low + p * high + entropy
     for flags, discount in (((False, False), 0.5), ((False, True), 0.5), ((True, False), 0), ((True, True), 0)):
         loss = updated(*flags)[-1]["value_loss"]
         close(loss, np.square(q[:, 1] - 1 - discount * value).sum(), rtol=1e-5)
 
 
+def test_policy_is_improved_by_the_critics_after_their_step():
+    _, params, _, _, metrics = updated(False, value_learning_rate=0.1)
+    before, p, entropy = ends(first_state().params.value)
+    after = ends(params.value)[0]
+    soft = lambda q: (1 - p) * q.min(0)[0] + p * q.min(0)[1] + entropy
+    assert abs(soft(after) - soft(before)) > 0.01
+    close(metrics["policy_loss"], -soft(after), rtol=1e-5)
+
+
+def test_temperature_goes_to_where_the_entropy_is_its_target():
+    entropy = ends(first_state().params.value)[2]
+    assert 0.5 * math.log(2) < entropy < math.log(2) - 1e-6
+    for share, sign in ((0.5, -1), (1.0, 1)):  # more entropy than its target, and less
+        state, params, *_ = updated(False, target_entropy_share=share, temperature_learning_rate=1e-2)
+        close(params.log_temperature - state.params.log_temperature, sign * 1e-2, rtol=1e-2)  # Adam's first step
+
+
 def test_targets_move_by_their_rate():
     state, params, target, *_ = updated(False, target_update_rate=0.25)
     moved = lambda new, old, out: close(out, 0.25 * new + 0.75 * old)
     jax.tree.map(moved, params.value, state.target_params, target)
-    assert not tiny.same_bits(params.value, state.target_params)
+    assert not tiny.same_bits(params.value, state.params.value)
 
 
 def test_each_loss_has_its_own_learning_rate():

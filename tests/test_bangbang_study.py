@@ -43,6 +43,14 @@ def test_where_a_seed_diverged_there_is_no_score():
     assert text.count("1 of 4 seeds diverged") == 2 and "300 of 400" in text and "above: 0 of 0" in text
 
 
+def test_a_seed_whose_loss_is_no_number_has_diverged_whatever_it_returned():
+    r = result([[1.0] * 3, [2.0] * 3], "bernoulli")
+    assert study.row(r, study.iqm)["score"] == 1.5
+    r.lines[0]["policy_loss"] = None
+    assert study.row(r, study.iqm)["scores"] == [None, 2.0]
+    assert study.row(r, study.iqm)["score"] is None
+
+
 def test_verdicts_are_against_gaussians_interval():
     gaussian = dict(score=5.0, low=4.0, high=6.0, seeds=[0, 1])
     of = lambda score, other=gaussian: study.verdict(dict(score=score), other)

@@ -9,6 +9,7 @@ from launching import SCRIPT, TINY, main
 
 from algos import iqn, mrq
 from runner import cli, settings
+from runner.check import BadInput
 
 
 def options(*arguments):
@@ -85,6 +86,27 @@ def test_settings_come_from_the_example_then_the_sweep_file_then_the_command_lin
     parsed = options("--algo", "iqn", "--env", "Acrobot-v1", "--config.batch-size", 7)
     assert (parsed.num_envs, parsed.config.learning_rate, parsed.config.hidden) == (2, 1e-4, (32,))
     assert parsed.config.batch_size == 7 and parsed.config.gamma == iqn.Config().gamma
+
+
+@pytest.fixture
+def sweep_of_acrobot(tmp_path, monkeypatch):
+    """Writes the parameters of `sweeps/iqn/acrobot.yaml`."""
+    (tmp_path / "sweeps" / "iqn").mkdir(parents=True)
+    (tmp_path / "algos").symlink_to(settings.ROOT / "algos")
+    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    return lambda text: (tmp_path / "sweeps" / "iqn" / "acrobot.yaml").write_text(f"parameters:\n  {text}\n")
+
+
+def test_a_sweep_files_environment_parameters_count_and_the_command_line_wins(sweep_of_acrobot):
+    sweep_of_acrobot("env-params.max_steps_in_episode: {value: 100}\n  env-params.gravity: {value: 9.0}")
+    launch = cli.parse(["--algo", "iqn", "--env", "Acrobot-v1", "--env-params.gravity", "1.0"])
+    assert launch.source_params == dict(max_steps_in_episode=100, gravity=1.0)
+
+
+def test_an_entry_of_a_sweep_file_that_is_no_setting_is_refused(sweep_of_acrobot):
+    sweep_of_acrobot("eval_periods: {value: 5}")
+    with pytest.raises(BadInput, match="acrobot.yaml: no setting 'eval_periods'; there are algo, env, steps"):
+        cli.parse(["--algo", "iqn", "--env", "Acrobot-v1"])
 
 
 @pytest.mark.parametrize(
