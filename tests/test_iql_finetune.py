@@ -239,9 +239,10 @@ def test_what_the_other_run_learned_is_there_bit_for_bit_before_the_first_step(b
     assert (ours.env_steps == 0).all() and (ours.replay.inserted == 100).all()  # 200 transitions in rows of 2
 
 
-def test_a_resumed_launch_continues_bit_for_bit(begun, whole, tmp_path):
-    shutil.copytree(begun, tmp_path / "run")
-    assert main("--resume", tmp_path / "run") == 0
+def test_a_resumed_launch_continues_bit_for_bit(file, before, whole, tmp_path):
+    paths = ["--dataset", file, "--init-from", before, "--run-dir", tmp_path / "run"]
+    assert main(*TINY, *paths, "--steps", 20) == 0
+    assert main("--resume", tmp_path / "run", "--steps", 40) == 0
     assert metrics(tmp_path / "run") == metrics(whole) and state_digest(tmp_path / "run") == state_digest(whole)
 
 
@@ -265,7 +266,7 @@ BAD = {
     "another network": ("--config.hidden 16 16", ["--config.hidden (16, 16)", "(16,)"]),
     "other rewards": ("--config.rewards raw", ["--config.rewards raw", "return_range"]),
     "another normaliser": ("--config.normalize-obs True", ["--config.normalize-obs True", "False"]),
-    "other observations": ("--dataset {data}/car.npz", ["run/checkpoint/20", "of another shape"]),
+    "other observations": ("--dataset {data}/car.npz", ["car.npz has observations (2,)", "learned from observations (3,)"]),
     "no checkpoint": ("--init-from {runs}/unsaved", ["unsaved", "holds no whole checkpoint"]),
     "no such folder": ("--init-from nowhere", ["nowhere", "is not a run directory"]),
 }
