@@ -68,7 +68,7 @@ def pack(layout: Layout, tree) -> jax.Array:
     if octets:
         octets = jnp.concatenate(octets, -1)
         octets = jnp.pad(octets, [(0, 0)] * len(lead) + [(0, -octets.shape[-1] % 4)])
-        words.append(jax.lax.bitcast_convert_type(octets.reshape(*lead, -1, 4), jnp.uint32))
+        words.append(jax.lax.bitcast_convert_type(octets.reshape(*lead, octets.shape[-1] // 4, 4), jnp.uint32))
     return jnp.concatenate(words, -1)
 
 

@@ -111,6 +111,8 @@ class Training:
         with refusing(OverflowError):  # a size past 64 bits; anything else is a bug, and shows its traceback
             self.abstract = jax.eval_shape(init, self.configs, self.keys)
         memory = check.check_memory(self.abstract, self.num_runs)
+        saved = options.resume and checkpoint.latest(Path(options.resume).expanduser() / "checkpoint")
+        self.begun = warm.states(launch, self.source) if options.init_from and not saved else None
 
         if options.resume or options.run_dir:
             self.run_dir = Path(options.resume or options.run_dir).expanduser()
@@ -119,7 +121,6 @@ class Training:
         if not options.resume and (self.run_dir / "config.json").exists():
             raise BadInput(f"{self.run_dir} holds a run; choose another --run-dir, or --resume {self.run_dir}")
         check.check_writable(self.run_dir)
-        self.begun = None if options.resume or not options.init_from else warm.states(launch, self.source)
         self.described = describe(launch, self.source)
         if options.resume and "dataset" in self.described:
             before = settings.read(self.run_dir).get("dataset", {})

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from replay import datasets
 from runner import checkpoint, run, settings
 from runner.check import BadInput
 
@@ -29,6 +30,9 @@ def states(launch, source):
         if ours != theirs:
             flag = f"--config.{name.replace('_', '-')}"
             raise BadInput(f"{flag} {ours} must be that of --init-from {run_dir}, {theirs}")
+    ours, theirs = (datasets.shapes(s) for s in (source.spec, datasets.spec_from_json(saved["dataset"]["spec"])))
+    if ours != theirs:
+        raise BadInput(f"dataset {options.source} has {ours}; --init-from {run_dir} learned from {theirs}")
     newest = checkpoint.latest(run_dir / "checkpoint")
     if newest is None:
         raise BadInput(f"--init-from {run_dir} holds no whole checkpoint")

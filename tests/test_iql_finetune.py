@@ -266,7 +266,7 @@ BAD = {
     "another network": ("--config.hidden 16 16", ["--config.hidden (16, 16)", "(16,)"]),
     "other rewards": ("--config.rewards raw", ["--config.rewards raw", "return_range"]),
     "another normaliser": ("--config.normalize-obs True", ["--config.normalize-obs True", "False"]),
-    "other observations": ("--dataset {data}/car.npz", ["car.npz has observations (2,)", "learned from observations (3,)"]),
+    "other observations": ("--dataset {data}/car.npz", ["car.npz", "(2,)", "learned from", "(3,)"]),
     "no checkpoint": ("--init-from {runs}/unsaved", ["unsaved", "holds no whole checkpoint"]),
     "no such folder": ("--init-from nowhere", ["nowhere", "is not a run directory"]),
 }
