@@ -139,8 +139,8 @@ def test_a_goal_environment_is_structured_or_by_name_one_vector(minari):
 def test_the_environment_is_the_one_to_evaluate_in_with_its_parameters():
     spec = lambda name, **kwargs: json.dumps(dict(id=name, kwargs=kwargs, max_episode_steps=7))
     both = dict(env_spec=spec("A-v1"), eval_env_spec=spec("B-v1", maze=[[1, 0]], render_mode="human"))
-    assert readers.environment(both) == ("gym/B-v1", dict(maze=[[1, 0]]), 7)
-    assert readers.environment(dict(env_spec=spec("A-v1"))) == ("gym/A-v1", {}, 7)
+    assert readers.environment(both) == ("gym/B-v1", dict(maze=[[1, 0]], max_episode_steps=7), 7)
+    assert readers.environment(dict(env_spec=spec("A-v1"))) == ("gym/A-v1", dict(max_episode_steps=7), 7)
     assert readers.environment({}) == (None, {}, 0)
 
 
