@@ -104,7 +104,7 @@ def test_minari_has_every_transition_and_the_observation_after_the_last(minari, 
         truncated=np.array([0, 0, 0, 0, 0, 0, 1, 0, 1]),
     )
     assert dataset.spec == continuous_spec(jax.ShapeDtypeStruct((2,), "float32"), 1, 4)
-    assert dataset.env == "gym/Walk-v0" and dataset.env_params == ()
+    assert dataset.env == "gym/Walk-v0" and dataset.env_params == (("max_episode_steps", 4),)
 
 
 def test_minari_datasets_in_arrow_files_are_the_same(minari):
