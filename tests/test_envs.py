@@ -465,3 +465,12 @@ def test_a_bandit_that_cannot_download_says_so(monkeypatch):
 def test_a_number_of_environments_is_at_least_one():
     with pytest.raises(ValueError, match="num_envs 0 must be at least 1"):
         envs.make("CartPole-v1", 0)
+
+
+def test_an_unbounded_action_box_is_refused(monkeypatch):
+    from gymnax.environments.spaces import Box
+
+    env, _ = gymnax_env._create("Pendulum-v1")
+    monkeypatch.setattr(type(env), "action_space", lambda self, params: Box(-1, np.inf, (1,)))
+    with pytest.raises(ValueError, match="Pendulum-v1 has an unbounded action box"):
+        gymnax_env.make("Pendulum-v1", 2)
