@@ -61,6 +61,7 @@ from envs.types import (
 from networks import dense, ensemble
 from networks.mlp import MLP
 from networks.policies import POLICIES
+from networks.torso import flat
 from replay import ring
 
 ACTIONS = ("continuous",)
@@ -110,12 +111,12 @@ class State(NamedTuple):
 
 def policy_outputs(config, spec: Spec, params, obs):
     """What the policy's distribution is read from, `(..., num_outputs)`."""
-    return policy_network(config, spec).apply(params, flat(spec, obs))
+    return policy_network(config, spec).apply(params, flat(spec.obs, obs))
 
 
 def q_values(config, spec: Spec, params, obs, action):
-    """Both critics, `(2, ...)`. Args: obs `(..., *obs_shape)`; action `(..., D)`."""
-    inputs = jnp.concatenate([flat(spec, obs), action], -1)
+    """Both critics, `(2, ...)`. Args: obs, leaves `(..., *shape)`; action `(..., D)`."""
+    inputs = jnp.concatenate([flat(spec.obs, obs), action], -1)
     return ensemble.apply(value_network(config), params, inputs)[..., 0]
 
 
@@ -126,12 +127,6 @@ def policy_network(config, spec: Spec) -> MLP:
 
 def value_network(config) -> MLP:
     return MLP((*config.hidden, 1), dot_general=dense.dot_general)
-
-
-def flat(spec: Spec, obs):
-    """Observations as vectors, `(..., obs_size)` float32."""
-    lead = obs.shape[: obs.ndim - len(spec.obs.shape)]
-    return obs.astype(jnp.float32).reshape(*lead, math.prod(spec.obs.shape))
 
 
 def expected_q(policy, estimator, outputs, q_of, key, num_draws=2):
@@ -180,7 +175,7 @@ def soft_value(config, spec: Spec, policy_params, value_params, temperature, obs
 
     def q_of(action):  # (..., B, D) to (..., B)
         lead = action.shape[: action.ndim - 2]
-        same_obs = jnp.broadcast_to(obs, (*lead, *obs.shape))
+        same_obs = jax.tree.map(lambda x: jnp.broadcast_to(x, (*lead, *x.shape)), obs)
         return q_values(config, spec, value_params, same_obs, action).min(0)
 
     q = expected_q(policy, estimator_of(config), outputs, q_of, key, config.num_draws)
@@ -288,15 +283,13 @@ def check(config, env):
         )
     if estimator_of(config) == "reinforce" and config.num_draws < 2:
         raise ValueError(f"num_draws {config.num_draws} must be at least 2: each draw is compared with the others")
-    if not hasattr(env.spec.obs, "shape"):
-        raise ValueError("bangbang_sac needs one array as its observation; this environment's is structured")
 
 
 def init(config, env, key) -> State:
     key, policy_key, value_key, reset_key, prefill_key = jax.random.split(key, 5)
 
     # Networks: two critics drawn independently; the targets start as copies.
-    obs = flat(env.spec, zeros(env.spec.obs))
+    obs = flat(env.spec.obs, zeros(env.spec.obs))
     inputs = jnp.concatenate([obs, zeros(env.spec.action)])
     policy = policy_network(config, env.spec).init(policy_key, obs)
     value = ensemble.init(value_network(config), value_key, 2, inputs)

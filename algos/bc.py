@@ -38,7 +38,7 @@ import optax
 
 from envs.types import EDGE, Count, Example, Positive, Spec, Widths, pytree, static, zeros
 from networks.policies import POLICIES
-from networks.torso import split_network
+from networks.torso import flat, split_network
 from replay.datasets import Dataset, sample
 
 ACTIONS = ("continuous", "discrete")
@@ -62,7 +62,7 @@ class Normalizer(NamedTuple):
     """Mean and standard deviation of each entry of the dataset's observations."""
 
     mean: jax.Array
-    std: jax.Array
+    std: jax.Array  # and 1e-3: an entry that never changes stays small
 
 
 class Params(NamedTuple):
@@ -85,7 +85,16 @@ def policy_name(config, spec: Spec) -> str:
 def networks(config, spec: Spec):
     """Torso and head, to what the policy's distribution is read from."""
     size = POLICIES[policy_name(config, spec)].num_outputs(spec.num_actions or spec.action_size)
-    return split_network(spec.obs, config.hidden, size)
+    return split_network(array_struct(spec), config.hidden, size)
+
+
+def array_struct(spec: Spec) -> jax.ShapeDtypeStruct:
+    return jax.eval_shape(lambda: as_array(spec, zeros(spec.obs)))
+
+
+def as_array(spec: Spec, obs):
+    """One array: vectors and pixels as they are, the leaves of a structured observation side by side."""
+    return obs if hasattr(spec.obs, "shape") else flat(spec.obs, obs)
 
 
 def normalize(config, normalizer: Normalizer, obs):
@@ -94,13 +103,14 @@ def normalize(config, normalizer: Normalizer, obs):
         return obs
     lead = obs.ndim - normalizer.mean.ndim
     mean, std = (x.reshape(*[1] * lead, *x.shape) for x in normalizer)
-    return (obs - mean) / (std + 1e-3)  # an entry that never changes stays small
+    return (obs - mean) / std
 
 
 def policy_outputs(config, spec, params: Params, obs):
     """`(..., num_outputs)`, which networks/policies.py reads."""
     torso, head = networks(config, spec)
-    return head.apply(params.head, torso.apply(params.torso, normalize(config, params.normalizer, obs)))
+    x = normalize(config, params.normalizer, as_array(spec, obs))
+    return head.apply(params.head, torso.apply(params.torso, x))
 
 
 def gaussian_loss(outputs, action):
@@ -157,21 +167,19 @@ def period(config, dataset) -> int:
 def check(config, dataset: Dataset):
     """What `init` needs beyond the ranges in Config. Raises ValueError."""
     continuous = [name for name in POLICIES if name != "categorical"]
-    if dataset.spec.action_type == "continuous" and config.policy not in continuous:
+    if config.policy not in continuous:
         raise ValueError(f"policy {config.policy!r} must be one of {', '.join(continuous)}")
     if config.label not in LABELS:
         raise ValueError(f"label {config.label!r} must be one of {', '.join(LABELS)}")
-    if not hasattr(dataset.spec.obs, "shape"):
-        raise ValueError("bc needs one array as its observation; this dataset's is structured")
 
 
 def init(config, dataset: Dataset, key) -> State:
     key, torso_key, head_key = jax.random.split(key, 3)
     torso, head = networks(config, dataset.spec)
-    obs = dataset.transitions.obs
+    obs = as_array(dataset.spec, dataset.transitions.obs)
     obs = obs if obs.dtype == jnp.float32 else jnp.zeros((1, *obs.shape[1:]))  # pixels are taken as they are
-    features, torso_params = torso.init_with_output(torso_key, zeros(dataset.spec.obs))
-    params = Params(torso_params, head.init(head_key, features), Normalizer(obs.mean(0), obs.std(0)))
+    features, torso_params = torso.init_with_output(torso_key, zeros(array_struct(dataset.spec)))
+    params = Params(torso_params, head.init(head_key, features), Normalizer(obs.mean(0), obs.std(0) + 1e-3))
     return State(params, optax.adam(config.learning_rate).init(params[:2]), jnp.int32(0), key)
 
 

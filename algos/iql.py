@@ -40,6 +40,7 @@ from envs.types import Count, Example, Fraction, NonNegative, Positive, Spec, Wi
 from networks import dense, ensemble
 from networks.mlp import MLP
 from networks.policies import Categorical
+from networks.torso import flat
 from replay import datasets
 
 ACTIONS = ("continuous", "discrete")
@@ -51,7 +52,7 @@ INIT = nn.initializers.orthogonal(math.sqrt(2))  # of every layer, the last too
 class Config:
     # Traced: may differ between the runs of one vmapped sweep.
     learning_rate: Positive = 3e-4  # Adam's, of all networks; published 3e-4
-    anneal_steps: NonNegative = 1e6  # gradient steps over which the policy's rate falls to 0, as a cosine; 0: constant
+    anneal_steps: NonNegative = 1e6  # until the policy's rate is 0, a cosine; 0: constant; published --steps, 1e6
     expectile: Fraction = 0.7  # published 0.7 (locomotion, kitchen, adroit), 0.9 (antmaze)
     inverse_temperature: NonNegative = 3.0  # published 3 (locomotion), 10 (antmaze), 0.5 (kitchen, adroit)
     max_weight: Positive = 100.0  # of a cloned action; published 100
@@ -124,18 +125,9 @@ def q_network(config, spec: Spec) -> MLP:
 
 def features(spec: Spec, normalizer: Normalizer, obs):
     """An observation's leaves side by side, in standard deviations from the mean. `(..., features)` float32."""
-    x = flat(spec, obs)
+    x = flat(spec.obs, obs)
     mean, std = (jnp.broadcast_to(row, x.shape) for row in normalizer)
     return (x - mean) / std
-
-
-def flat(spec: Spec, obs):
-    """An observation's leaves side by side, `(..., obs_size)` float32; `(observation, goal)` becomes one vector."""
-
-    def vector(x, s):
-        return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(s.shape)], math.prod(s.shape))
-
-    return jnp.concatenate([vector(x, s) for x, s in zip(*map(jax.tree.leaves, (obs, spec.obs)), strict=True)], -1)
 
 
 def v_values(config, params, x):
@@ -259,6 +251,8 @@ def check(config, dataset):
     """What `init` needs beyond the ranges in Config. Raises ValueError."""
     if config.rewards not in REWARDS:
         raise ValueError(f"rewards {config.rewards!r} must be one of {', '.join(REWARDS)}")
+    if not 0 < config.expectile < 1:
+        raise ValueError(f"expectile {config.expectile} must be between 0 and 1, both excluded")
     if config.dropout >= 1:
         raise ValueError(f"dropout {config.dropout} must be less than 1")
     if config.rewards == "return_range":
@@ -273,7 +267,7 @@ def init(config, dataset, key) -> State:
     spec = dataset.spec
 
     # Observations' statistics.
-    x = flat(spec, dataset.transitions.obs)
+    x = flat(spec.obs, dataset.transitions.obs)
     normalizer = Normalizer(jnp.zeros(x.shape[1]), jnp.ones(x.shape[1]))
     if config.normalize_obs:
         normalizer = Normalizer(x.mean(0), x.std(0) + 1e-3)

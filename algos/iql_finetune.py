@@ -7,7 +7,8 @@ The same losses as algos/iql.py in both phases, which is the point: IQL needs no
              whole dataset; what happens is appended, and all of it is drawn alike (no half of each)
 
 The reward transform is applied to every batch, so that new rewards are measured as the old ones are. The policy's
-learning rate does not fall, in either phase. A transition that a time limit cut bootstraps.
+learning rate does not fall, in either phase, unless `anneal_steps` is set. A transition that a time limit cut
+bootstraps.
 
 Source: Kostrikov, Nair, Levine, ICLR 2022 (arXiv 2110.06169), section on online fine-tuning;
 https://github.com/ikostrikov/implicit_q_learning at 09d7002, train_finetune.py.
@@ -55,14 +56,6 @@ class State(NamedTuple):
     key: jax.Array
 
 
-def fill(replay: ring.Replay, transitions) -> ring.Replay:
-    """An empty ring with the first whole rows of `transitions`, leaves `(N, ...)`."""
-    rows = len(transitions.reward) // replay.num_envs
-    whole = jax.tree.map(lambda x: x[: rows * replay.num_envs], transitions)
-    words = ring.pack(replay.layout, whole).reshape(rows, *replay.words.shape[1:])
-    return ring.Replay(replay.words.at[:rows].set(words), jnp.int32(rows), replay.layout)
-
-
 def warm_start(config, source: EnvAndData, state: State, offline: iql.State) -> State:
     """What a run of `iql` learned instead of the offline phase of this one: networks, targets, optimisers, rewards."""
     learned = {name: getattr(offline, name) for name in iql.State._fields if name != "key"}
@@ -101,7 +94,7 @@ def init(config, env_and_data: EnvAndData, key) -> State:
 
     # The replay starts with the dataset.
     replay = ring.create(config.capacity, env.num_envs, example_transition(env.spec))
-    replay = fill(replay, dataset.transitions)
+    replay = ring.fill(replay, dataset.transitions)
     return State(*learner[:-1], replay, env.reset(reset_key), jnp.int32(0), key)
 
 

@@ -29,6 +29,7 @@ from gymnasium import spaces
 from envs.params import convert
 from envs.types import Spec, continuous_spec, discrete_spec
 from replay import d4rl_scores
+from replay.datasets import first_line
 
 GOAL = ("observation", "achieved_goal", "desired_goal")
 SUCCESS = ("success", "is_success")  # what an environment's `info` calls it
@@ -151,15 +152,19 @@ class GymEnv:
             leaf[at] = x
 
 
-def observe(space, value):
-    """An observation of a Gymnasium space as an array or tuples of them. Raises: ValueError for other spaces."""
+def observe(space, value, alphabet: bool = False):
+    """Observations of a Gymnasium space, one or a batch, as an array or tuples of them.
+
+    Args: alphabet, the order of a goal environment's parts too. Raises: ValueError for other spaces.
+    """
     if isinstance(space, spaces.Box):
         x = np.asarray(value)
         return x.astype(dict(f="float32").get(x.dtype.kind, {"int64": "int32"}.get(x.dtype.name, x.dtype)), copy=False)
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         raise ValueError(f"has observations of {type(space).__name__}; Box, and Dict or Tuple of it, are read")
     keys = sorted(space.keys()) if isinstance(space, spaces.Dict) else range(len(space))
-    return tuple(observe(space[key], value[key]) for key in (GOAL if set(keys) == set(GOAL) else keys))
+    keys = GOAL if set(keys) == set(GOAL) and not alphabet else keys
+    return tuple(observe(space[key], value[key], alphabet) for key in keys)
 
 
 def shapes(value):
@@ -237,7 +242,3 @@ def remedy(error: Exception) -> str:
     if not any(word in str(error) for word in ("gymnasium[mujoco]", "imageio")):
         return ""
     return "; needs the extra `offline`: `uv run --extra offline ...`, or `pip install -e '.[offline]'`"
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

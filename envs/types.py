@@ -69,10 +69,10 @@ def example_transition(spec: Spec) -> Transition:
 
 
 class EnvAndData(NamedTuple):
-    """What an algorithm learns from that begins with a dataset and goes on in an environment."""
+    """What an algorithm learns from that has a dataset and acts in an environment."""
 
     env: Any
-    dataset: Any  # replay.datasets.Dataset
+    dataset: Any  # replay.datasets.Dataset; None where demonstrations are left out
 
     @property
     def spec(self) -> Spec:

@@ -6,6 +6,7 @@ Three layers of width 128 at batch 256 with their gradients and AdamW, on one CP
 
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -43,6 +44,19 @@ def _backward(epsilon, saved, g):
 
 
 layer_norm.defvjp(_forward, _backward)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation, then a learned scale and bias. `(..., features)`; reverse mode only."""
+
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        row = lambda p: p.reshape(*[1] * (x.ndim - 1), -1)
+        return layer_norm(x, self.epsilon) * row(scale) + row(bias)
 
 
 @jax.custom_jvp

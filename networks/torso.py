@@ -1,15 +1,33 @@
-"""The torso that an observation calls for, so that one algorithm file serves vectors and pixels."""
+"""What an observation calls for: one vector of its parts, or a torso that serves vectors and pixels alike."""
 
 from collections.abc import Callable
 from math import prod
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from networks.conv import AtariTorso, MinAtarTorso
 from networks.mlp import MLP
 
 DEFAULT_INIT = nn.initializers.lecun_normal()
+
+
+def vectors(struct, obs) -> list:
+    """The leaves of an observation, each flattened: `(..., features)` float32.
+
+    Args: struct, `jax.ShapeDtypeStruct` of one observation, or a pytree of them; obs, leaves `(..., *shape)`.
+    """
+
+    def vector(s, x):
+        return x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(s.shape)], prod(s.shape))
+
+    return jax.tree.leaves(jax.tree.map(vector, struct, obs))
+
+
+def flat(struct, obs):
+    """The leaves of an observation side by side, `(..., features)`; `(observation, goal)` becomes one vector."""
+    return jnp.concatenate(vectors(struct, obs), -1)
 
 
 class FlatMLP(nn.Module):

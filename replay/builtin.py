@@ -5,6 +5,7 @@ Each is an entry of TABLE. A change to how one is made raises its version, and s
 
 import dataclasses
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ class Builtin(NamedTuple):
 
 
 def swing_up(params, obs, key):
-    """Brings Pendulum-v1 up and holds it there: about -141 an episode.
+    """Brings Pendulum-v1 up and holds it there: about -152 an episode.
 
     Far from the top the action pushes with the swing while the energy w^2 / 2 + 15 cos(theta) is below the 15 of
     resting on the top; near it a linear controller holds: torque -(8 theta + 2 w), of at most 2.
@@ -84,7 +85,10 @@ def union(*makers):
 
 
 def suite(prefix: str, env: str, expert, medium: float, about: str, num_envs: int, num_steps: int) -> dict:
-    """`random`, `medium` (a share `medium` of random actions), `expert`, and `mixed`, as much of each of the three."""
+    """`random`, `medium` (a share `medium` of random actions), `expert`, and `mixed`, the three one after another.
+
+    The three are of one size where all episodes are of one length, and else differ by the unfinished ones left out.
+    """
     shares_and_seeds = dict(random=(1.0, 2), medium=(medium, 3), expert=(0.0, 1))
     parts = {name: acting(expert, *pair, num_envs, num_steps) for name, pair in shares_and_seeds.items()}
     entries = dict(
@@ -111,15 +115,17 @@ def load(name: str, say=print) -> datasets.Dataset:
     """The built-in dataset of this name, made and cached where it is not there."""
     entry = TABLE[name]
     path = cache_folder() / f"{name.replace('/', '-')}-{entry.version}.npz"
-    if path.exists():
+    if os.path.exists(path):  # not of the Path, which raises where it may not look
         try:
             return dataclasses.replace(datasets.read(path, say), name=name)
+        except datasets.NoRoom:
+            raise
         except datasets.BadInput as error:
             raise datasets.BadInput(f"{error}; delete it, and it is made anew") from None
     say(f"making dataset {name}")
     spec = envs.make(entry.env).spec
     dataset = datasets.admit(entry.make(entry.env), spec, name, entry.env, say=say)
-    own = path.with_name(f"{path.stem}-{os.getpid()}.npz")  # another launch may be making it too
+    own = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.npz")  # another launch may be making it too
     try:
         datasets.save(own, dataset, dict(builtin=name, version=entry.version, about=entry.about))
         own.replace(path)

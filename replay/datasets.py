@@ -13,7 +13,9 @@ A file once written is never written to.
 import difflib
 import io
 import json
+import os
 import zipfile
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +29,13 @@ from runner.check import BadInput
 
 GAP = 1e-4  # absolute and relative: further than this from the next observation, a successor is another one
 VERSION = 1  # of the file format
+
+# What reading a damaged file raises.
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
+
+
+class NoRoom(BadInput):
+    """Data that are larger than the memory they go to; nothing is wrong with them."""
 
 
 @pytree
@@ -60,11 +69,12 @@ def load(name: str, say=print) -> Dataset:
 
     if name in builtin.TABLE:
         return builtin.load(name, say)
+    name = os.path.expanduser(name)
     known = readers.READERS | READERS
     for key, reader in known.items():
         if name.startswith(key) if key.endswith(":") else name.endswith(key):
             return reader(name, say)
-    if Path(name).exists():
+    if os.path.exists(name):  # not of a Path, which raises where a name is too long
         raise BadInput(
             f"dataset {name} must be a file whose name ends in one of: {', '.join(k for k in known if k[0] == '.')}"
         )
@@ -84,11 +94,15 @@ def admit(transitions: Transition, spec: Spec, name: str, env=None, env_params=(
     def refuse(text):
         raise BadInput(f"dataset {name}: {text}")
 
+    for field, x, s in zip(Transition._fields, transitions, one_of(spec), strict=True):
+        mine, its = jax.tree.structure(x), jax.tree.structure(s)
+        if mine != its:
+            refuse(f"{field} is {str(mine)[:80]}; its spec says {its}")
     check_fits(name, check.tree_bytes(transitions))
     num = len(transitions.reward)
     for (field, x), (_, s) in zip(named(transitions), named(one_of(spec)), strict=True):
         if x.shape != (num, *s.shape) or x.dtype != s.dtype:
-            refuse(f"{field} is {x.shape} {x.dtype}; its header says {(num, *s.shape)} {s.dtype}")
+            refuse(f"{field} is {x.shape} {x.dtype}; its spec says {(num, *s.shape)} {s.dtype}")
     if num == 0:
         refuse("it is empty")
     for field, x in named(transitions):
@@ -130,11 +144,24 @@ def one_of(spec: Spec) -> Transition:
     return jax.eval_shape(lambda: example_transition(spec))
 
 
-def check_fits(name: str, num_bytes: int):
-    """Refuses data larger than the memory they go to, naming both sizes."""
-    free = check.available_memory()
-    if num_bytes > free:
-        raise BadInput(f"dataset {name} needs {check.size(num_bytes)} of memory; {check.size(free)} available")
+def check_fits(name: str, num_bytes: int, copies: int = 1):
+    """Raises NoRoom naming both sizes. Args: copies, in main memory at once, of which a device holds one."""
+    need, free = num_bytes * (copies if jax.default_backend() == "cpu" else 1), check.available_memory()
+    if need > free:
+        raise NoRoom(f"dataset {name} needs {check.size(need)} of memory; {check.size(free)} available")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, or its kind, in one line of at most 200 letters."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def arrays_of(path):
+    """An open `.npz`. Raises: ValueError where the file is a single array."""
+    file = np.load(path, allow_pickle=False)
+    if isinstance(file, np.ndarray):
+        raise ValueError("it is a single array, which np.save writes; np.savez writes several")
+    return file
 
 
 def gaps(transitions: Transition, ends) -> np.ndarray:
@@ -240,10 +267,9 @@ def read(path, say=print) -> Dataset:
 
     foreign = BadInput(f"dataset file {path} was not written by Bellmax: it has no header that we know")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            num_bytes = sum(entry.file_size for entry in file.zip.infolist())
-            on_cpu = jax.default_backend() == "cpu"
-            check_fits(path, num_bytes * (2 if on_cpu else 1))  # what was read and what `admit` makes of it
+        with arrays_of(path) as file:
+            on_disk = sum(entry.file_size for entry in file.zip.infolist())
+            check_fits(path, on_disk, copies=2)  # what was read and what `admit` makes of it
             if "header" not in file and readers.is_ogbench(file):
                 return readers.ogbench(str(path), say)
             if "header" not in file:
@@ -251,6 +277,10 @@ def read(path, say=print) -> Dataset:
             header = json.loads(str(file["header"]))
             if (header.get("format"), header.get("version")) != ("bellmax", VERSION):
                 raise foreign
+            env, env_params = header["env"], hashable(header["env_params"])
+            hash((env, env_params))
+            if not isinstance(env, str | None):
+                raise TypeError(f"env is {env!r}")
             spec = spec_from_json(header["spec"])
             template = one_of(spec)
             leaves = [file[field] for field, _ in named(template)]
@@ -259,10 +289,9 @@ def read(path, say=print) -> Dataset:
         raise
     except FileNotFoundError:
         raise BadInput(f"dataset file {path} does not exist") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise BadInput(f"dataset file {path} is damaged ({reason})") from None
-    return admit(transitions, spec, str(path), header["env"], header["env_params"], say)
+    except UNREADABLE as error:
+        raise BadInput(f"dataset file {path} is damaged ({first_line(error)})") from None
+    return admit(transitions, spec, str(path), env, env_params, say)
 
 
 # What reads a dataset: by how its name ends or, with a colon, begins.

@@ -20,6 +20,9 @@ their own goals take positions from it and leave goals and rewards alone.
 `maze/medium-stitch` observes positions, and is relabelled for the goal of the maze's task 1: each transition is what
 the maze's own step makes of that position and action, reward 1 and terminated where it ends within the goal. What a
 trajectory does after that is another episode: one of a single transition for each further step within it.
+
+`maze/medium-demos` and `maze/medium-goals-demos` are demonstrations: 20 episodes of the maze itself by `maze.expert`,
+without noise.
 """
 
 from functools import partial
@@ -149,9 +152,29 @@ def make(name: str, kind: str, num_envs: int | None = None, num_steps: int = NUM
     return one_goal(transitions, np.asarray(env.tasks[0, 1]), float(env.success_radius))
 
 
+NUM_DEMOS = 20
+
+
+def demonstrate(name: str, num: int = NUM_DEMOS, seed: int = 3) -> Transition:
+    """`num` episodes of the environment `name` by `maze.expert`: host arrays, episodes one after another."""
+    env = envs.make(name, num)
+
+    def act(params, obs, key):
+        return maze.expert(env, *env.where(obs))
+
+    played = datasets.roll_out(env, act, (), jax.random.key(seed), env.spec.max_episode_steps)
+    streams = jax.tree.map(lambda x: np.swapaxes(x, 0, 1), jax.device_get(played))  # (num, T, ...)
+    ends = streams.terminated | streams.truncated
+    first = np.cumsum(ends, 1) - ends == 0  # (num, T), the first episode of each
+    return jax.tree.map(lambda x: x[first], streams)
+
+
 # Name of the dataset -> what it is, its environment, and what makes it from that.
 TABLE = {
     f"maze/{name}-{kind}": (KINDS[kind].about, f"maze/{name}", partial(make, kind=kind))
     for name in maze.names()
     for kind in KINDS
+} | {
+    f"maze/{name}-demos": (f"{NUM_DEMOS} episodes of an expert without noise", f"maze/{name}", demonstrate)
+    for name in maze.names()
 }

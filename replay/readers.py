@@ -20,8 +20,6 @@ import json
 import re
 import shutil
 import warnings
-import zipfile
-import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,11 +28,11 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
+from envs.gym_env import observe
 from envs.types import Spec, Transition, continuous_spec, discrete_spec
 from replay import datasets
+from replay.datasets import arrays_of, check_fits, first_line
 from runner.check import BadInput, tree_bytes
-
-GOAL = ("observation", "achieved_goal", "desired_goal")  # order of a goal environment's observations
 
 # D4RL's limits of episodes, in env steps, by what the name of a file has in it; the first that fits.
 LIMITS = {
@@ -46,10 +44,7 @@ LIMITS = {
     r"^(halfcheetah|hopper|walker|ant)": 1000,
 }
 
-UNREADABLE = (
-    *(OSError, EOFError, ImportError, ValueError, KeyError, TypeError, AttributeError, AssertionError),
-    *(zipfile.BadZipFile, zlib.error, gymnasium.error.Error),
-)
+UNREADABLE = (*datasets.UNREADABLE, ImportError, AssertionError, gymnasium.error.Error)
 
 
 def package(name: str):
@@ -73,13 +68,7 @@ def reading(name: str):
     except FileNotFoundError:
         raise BadInput(f"dataset {name} does not exist") from None
     except UNREADABLE as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise BadInput(f"dataset {name} cannot be read ({reason})") from None
-
-
-def check_fits(name: str, num_bytes: int):
-    """Refuses transitions that do not fit; on the CPU they are there twice, as read and as `admit` makes of them."""
-    datasets.check_fits(name, num_bytes * (2 if jax.default_backend() == "cpu" else 1))
+        raise BadInput(f"dataset {name} cannot be read ({first_line(error)})") from None
 
 
 def columns(name: str, file, needed: tuple, optional: tuple = ()) -> dict:
@@ -87,13 +76,28 @@ def columns(name: str, file, needed: tuple, optional: tuple = ()) -> dict:
     missing = [key for key in needed if key not in file]
     if missing:
         raise BadInput(f"dataset {name} has no {', '.join(missing)}; it has {', '.join(sorted(file)[:9]) or 'nothing'}")
-    arrays = {key: file[key][()] for key in (*needed, *optional) if key in file}
+    given = {key: file[key] for key in (*needed, *optional) if key in file}
+    for key, x in given.items():
+        if hasattr(x, "keys"):
+            raise BadInput(f"dataset {name}: {key} is a group of {', '.join(x) or 'nothing'}; only arrays are read")
+        if x.ndim == 0:
+            raise BadInput(f"dataset {name}: {key} is a single value; it must have a row for each step")
+    arrays = {key: x[()] for key, x in given.items()}
     lengths = {key: len(x) for key, x in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise BadInput(f"dataset {name}: lengths differ: {', '.join(f'{key} {n}' for key, n in lengths.items())}")
     if not np.issubdtype(arrays["actions"].dtype, np.floating):
         raise BadInput(f"dataset {name}: actions are {arrays['actions'].dtype}; only continuous ones are read")
     return arrays
+
+
+def flags(name: str, key: str, values) -> np.ndarray:
+    """A column of 0 and 1 as `(N,)` bool. Raises BadInput naming the first row that is neither."""
+    values = values.reshape(len(values))
+    wrong = ~np.isin(values, (0, 1))
+    if wrong.any():
+        raise BadInput(f"dataset {name}: {key} is {values[wrong.argmax()]} at row {wrong.argmax()}; it must be 0 or 1")
+    return values.astype(bool)
 
 
 def minari(name: str, say=print) -> datasets.Dataset:
@@ -112,17 +116,19 @@ def minari(name: str, say=print) -> datasets.Dataset:
         try:
             data = library.load_dataset(given) if folder is None else library.MinariDataset(folder)
         except FileNotFoundError:
+            if not is_id(given):
+                raise BadInput(f"dataset {name} is no folder of a Minari dataset, and an id {ID}") from None
             raise BadInput(f"dataset {name} is not on this machine; `minari download {given}` fetches it") from None
         metadata = data.storage.metadata
         env, params, limit = environment(metadata)
-        if any(isinstance(x, dict) for x in params.values()):
+        plain = {key: x for key, x in params.items() if is_plain(x)}
+        if len(plain) < len(params):
             say(f"dataset {name}: of its environment's parameters only numbers, words and lists of them are kept")
-            params = {key: x for key, x in params.items() if not isinstance(x, dict)}
         parts = []
         for number, episode in enumerate(data.iterate_episodes()):
             part = one_episode(f"dataset {name}: episode {number}", data, episode, prefix == "minari-flat")
             if not parts:
-                check_fits(name, data.total_steps * tree_bytes(part) // max(len(part.reward), 1))
+                check_fits(name, data.total_steps * tree_bytes(part) // max(len(part.reward), 1), copies=2)
             parts.append(part)
         if not parts:
             raise BadInput(f"dataset {name}: it is empty")
@@ -132,7 +138,30 @@ def minari(name: str, say=print) -> datasets.Dataset:
         spec = discrete_spec(obs, int(data.action_space.n), limit)
     else:
         spec = continuous_spec(obs, transitions.action.shape[1], limit)
-    return datasets.admit(transitions, spec, name, env, params, say)
+    return datasets.admit(transitions, spec, name, env, plain, say)
+
+
+ID = "must be like pendulum/expert-v0: names, the last with a version"
+
+
+def is_id(text: str) -> bool:
+    """Whether a Minari dataset can be called this."""
+    from minari.dataset.minari_dataset import parse_dataset_id
+
+    try:
+        parse_dataset_id(text)
+    except (ValueError, TypeError):  # the latter where there is no version
+        return False
+    return True
+
+
+def is_plain(value) -> bool:
+    """Whether a parameter can be a static field's: numbers, words and lists of them, no dict in any of them."""
+    try:
+        hash(datasets.hashable(dict(value=value)))
+    except TypeError:
+        return False
+    return True
 
 
 def environment(metadata: dict) -> tuple[str | None, dict, int]:
@@ -168,19 +197,17 @@ def one_episode(where: str, data, episode, flat: bool) -> Transition:
 
 
 def observations(where: str, space, value, flat: bool):
-    """Observations `(T + 1, ...)` of a Gymnasium space, as an array or tuples of them."""
-    if isinstance(space, spaces.Box):
-        x = np.asarray(value)
-        if x.shape[1:] != space.shape:
-            raise BadInput(f"{where} has observations of shape {x.shape[1:]}; its space says {space.shape}")
-        return x.astype(dict(f="float32").get(x.dtype.kind, {"int64": "int32"}.get(x.dtype.name, x.dtype)), copy=False)
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        raise BadInput(f"{where} has observations of {type(space).__name__}; Box, and Dict or Tuple of it, are read")
-    keys = sorted(space.keys()) if isinstance(space, spaces.Dict) else range(len(space))
-    if not flat and set(keys) == set(GOAL):
-        keys = GOAL
-    parts = [observations(where, space[key], value[key], flat) for key in keys]
-    return np.concatenate([x.reshape(len(x), -1).astype(np.float32) for x in parts], 1) if flat else tuple(parts)
+    """Observations `(T + 1, ...)` of a Gymnasium space, as an array or tuples of them, or flat, `(T + 1, size)`."""
+    try:
+        obs, one = observe(space, value, alphabet=flat), observe(space, space.sample(), alphabet=flat)
+    except ValueError as error:
+        raise BadInput(f"{where} {first_line(error)}") from None
+    for x, its in zip(jax.tree.leaves(obs), jax.tree.leaves(one), strict=True):
+        if x.shape[1:] != its.shape:
+            raise BadInput(f"{where} has observations of shape {x.shape[1:]}; its space says {its.shape}")
+    if not (flat and isinstance(obs, tuple)):
+        return obs
+    return np.concatenate([x.reshape(len(x), -1).astype(np.float32) for x in jax.tree.leaves(obs)], 1)
 
 
 def actions(where: str, space, value) -> np.ndarray:
@@ -198,6 +225,19 @@ def actions(where: str, space, value) -> np.ndarray:
     return (2 * (x - low) / (high - low) - 1).astype(np.float32)
 
 
+def check_minari(dataset_id: str) -> Path:
+    """The folder that a new Minari dataset goes to. Raises BadInput where the id is none, or there already."""
+    package("minari")
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    if not is_id(dataset_id):
+        raise BadInput(f"Minari id {dataset_id!r} {ID}")
+    folder = get_dataset_path(dataset_id)
+    if folder.exists():
+        raise BadInput(f"Minari dataset {dataset_id} is there already, in {folder}, and is never written to")
+    return folder
+
+
 def export_minari(dataset: datasets.Dataset, dataset_id: str, provenance: dict | None = None):
     """Writes a dataset as a Minari one, in Minari's folder (`MINARI_DATASETS_PATH`).
 
@@ -207,18 +247,8 @@ def export_minari(dataset: datasets.Dataset, dataset_id: str, provenance: dict |
     """
     library = package("minari")
     from minari.data_collector import EpisodeBuffer
-    from minari.dataset.minari_dataset import parse_dataset_id
-    from minari.storage.datasets_root_dir import get_dataset_path
 
-    try:
-        parse_dataset_id(dataset_id)
-    except (ValueError, TypeError):  # the latter where there is no version
-        raise BadInput(
-            f"Minari id {dataset_id!r} must be like pendulum/expert-v0: names, the last with a version"
-        ) from None
-    folder = get_dataset_path(dataset_id)
-    if folder.exists():
-        raise BadInput(f"Minari dataset {dataset_id} is there already, in {folder}, and is never written to")
+    folder = check_minari(dataset_id)
     spec, transitions = dataset.spec, jax.tree.map(np.asarray, dataset.transitions)
     buffers, start = [], 0
     for last in np.unique(dataset.last):
@@ -279,14 +309,15 @@ def ogbench(name: str, say=print) -> datasets.Dataset:
     The rows are states: the successor of each is the next row, and the last row of a trajectory, which has none, is
     dropped. There are no rewards, they are 0, and no environment: goals and tasks are the reader's to choose.
     """
-    path = name.removeprefix("ogbench:")
-    with reading(name), np.load(path, allow_pickle=False) as file:
+    path = Path(name.removeprefix("ogbench:")).expanduser()
+    with reading(name), arrays_of(path) as file:
         on_disk = sum(x.file_size for x in file.zip.infolist() if x.filename.removesuffix(".npy") in OGBENCH)
-        check_fits(name, 2 * on_disk)  # rows and their successors
+        check_fits(name, 2 * on_disk, copies=2)  # rows and their successors
         data = columns(name, file, OGBENCH)
-        ends = data["terminals"].astype(np.float32) == 1
-        if ends.shape != (len(ends),):
-            raise BadInput(f"dataset {name}: terminals is {ends.shape}; it must have one axis")
+        for key, axes in dict(terminals=1, actions=2).items():
+            if data[key].ndim != axes:
+                raise BadInput(f"dataset {name}: {key} is {data[key].shape}; it must have {axes} axes")
+        ends = flags(name, "terminals", data["terminals"])
         if len(ends) and not ends[-1]:
             raise BadInput(f"dataset {name}: its last row, {len(ends) - 1}, ends no trajectory")
         rows = np.flatnonzero(~ends)
@@ -301,7 +332,9 @@ def ogbench(name: str, say=print) -> datasets.Dataset:
             terminated=none.astype(bool),
             truncated=ends[rows + 1],
         )
-    say(f"dataset {name}: OGBench has no rewards; all are 0")
+        has_rewards = "rewards" in file
+    what = "its rewards are not read, which are of one task" if has_rewards else "OGBench has no rewards"
+    say(f"dataset {name}: {what}; all are 0")
     spec = continuous_spec(jax.ShapeDtypeStruct(obs.shape[1:], obs.dtype), transitions.action.shape[-1], 0)
     return datasets.admit(transitions, spec, name, say=say)
 
@@ -320,16 +353,20 @@ def d4rl(name: str, say=print) -> datasets.Dataset:
     with reading(name), h5py.File(name, "r") as file:
         if "episode_0" in file:
             raise BadInput(f"dataset {name} is a part of a Minari dataset; give its folder, as minari:FOLDER")
-        on_disk = sum(file[key].nbytes for key in D4RL if key in file)
-        check_fits(name, 2 * on_disk)  # rows and their successors
+        on_disk = sum(getattr(file[key], "nbytes", 0) for key in D4RL if key in file)
+        check_fits(name, 2 * on_disk, copies=2)  # rows and their successors
         data = columns(name, file, D4RL, ("timeouts",))
         num, limit = len(data["rewards"]), limit_of(Path(name).stem)
         for key in ("rewards", "terminals", "timeouts"):
             if key in data and data[key].size != num:
                 raise BadInput(f"dataset {name}: {key} is {data[key].shape}; it must be ({num},)")
-        terminals = data["terminals"].reshape(num).astype(bool)
+        if data["actions"].ndim > 2:
+            raise BadInput(f"dataset {name}: actions is {data['actions'].shape}; it must have at most 2 axes")
+        if num == 0:
+            raise BadInput(f"dataset {name}: it is empty")
+        terminals = flags(name, "terminals", data["terminals"])
         if "timeouts" in data:
-            timeouts = data["timeouts"].reshape(num).astype(bool)
+            timeouts = flags(name, "timeouts", data["timeouts"])
         elif limit:
             timeouts = timeouts_of(terminals, limit)
         else:
@@ -337,6 +374,8 @@ def d4rl(name: str, say=print) -> datasets.Dataset:
                 f"dataset {name} has no timeouts, and its name does not say of which task it is; call it, for example, "
                 "hopper-medium-v0.hdf5"
             )
+        if not (terminals | timeouts).any():
+            raise BadInput(f"dataset {name}: episode ends are missing: no row of {num} is a terminal or timeout")
         rows = np.flatnonzero(~timeouts[:-1])
         obs = data["observations"].astype(np.float32, copy=False)
         cut = np.append(np.diff(rows) > 1, True)[: len(rows)]  # where the next row was dropped

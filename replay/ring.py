@@ -149,6 +149,20 @@ def insert(replay: Replay, transition: Transition) -> Replay:
     return Replay(words, replay.inserted + 1, replay.layout)
 
 
+def fill(replay: Replay, transitions: Transition) -> Replay:
+    """An empty ring with transitions in time order, leaves `(N, ...)`: a stretch of N // num_envs for each environment.
+
+    Where a stretch stops within an episode, its last transition is truncated. Up to `num_envs - 1` at the end are left
+    out. N may not be more than the ring's capacity.
+    """
+    rows = len(transitions.reward) // replay.num_envs
+    columns = lambda x: jnp.swapaxes(x[: rows * replay.num_envs].reshape(replay.num_envs, rows, *x.shape[1:]), 0, 1)
+    transitions = jax.tree.map(columns, transitions)
+    transitions = transitions._replace(truncated=jnp.asarray(transitions.truncated).at[-1:].set(True))
+    words = replay.words.at[:rows].set(pack(replay.layout, transitions))
+    return Replay(words, jnp.int32(rows), replay.layout)
+
+
 def take(replay: Replay, row, env) -> Transition:
     """The transitions at the given rows and environments, two int arrays of one shape `...`."""
     # One flat index: with two, XLA on a CPU fuses the gather with the write before it and copies the ring.
@@ -179,13 +193,13 @@ def sample_windows(replay: Replay, key: jax.Array, batch_size: int, length: int)
     return take(replay, rows, jnp.broadcast_to(env[:, None], rows.shape))
 
 
-def n_step(window: Transition, gamma) -> tuple[Transition, jax.Array]:
+def n_step(window: Transition, gamma, always_bootstrap: bool = False) -> tuple[Transition, jax.Array]:
     """Sums a window of n steps into one transition from its first step.
 
     The sum stops at the first `terminated | truncated`, after m <= n steps:
     `reward` is sum_{i<m} gamma^i r_i, `next_obs` the true successor of step m - 1.
 
-    Args: window, leaves `(B, n, ...)`; gamma, per step.
+    Args: window, leaves `(B, n, ...)`; gamma, per step; always_bootstrap, as if nothing terminated.
     Returns: transitions with leaves `(B, ...)`, and the factor `(B,)` of their bootstrap value,
         gamma^m, zero where the MDP ended.
     """
@@ -203,12 +217,14 @@ def n_step(window: Transition, gamma) -> tuple[Transition, jax.Array]:
         terminated=last(window.terminated),
         truncated=last(window.truncated),
     )
-    return transition, gamma**steps * (1 - transition.terminated)
+    return transition, gamma**steps * (1 if always_bootstrap else 1 - transition.terminated)
 
 
-def sample_n_step(replay: Replay, key: jax.Array, batch_size: int, n: int, gamma) -> tuple[Transition, jax.Array]:
-    """Draws `batch_size` n-step transitions; see `n_step`. `n = 1` is `sample` with its discount."""
-    if n == 1:
-        transition = sample(replay, key, batch_size)
-        return transition, gamma * (1 - transition.terminated)
-    return n_step(sample_windows(replay, key, batch_size, n), gamma)
+def sample_n_step(
+    replay: Replay, key: jax.Array, batch_size: int, n: int, gamma, always_bootstrap: bool = False
+) -> tuple[Transition, jax.Array]:
+    """Draws `batch_size` n-step transitions; see `n_step`. At n = 1 they are those of `sample`."""
+    if n > 1:
+        return n_step(sample_windows(replay, key, batch_size, n), gamma, always_bootstrap)
+    transition = sample(replay, key, batch_size)
+    return transition, gamma * (jnp.ones(batch_size) if always_bootstrap else 1 - transition.terminated)

@@ -22,7 +22,7 @@ from runner.check import BadInput
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+|[+-]?\d+\.0+")
 # Flags whose value is text: taken as it stands.
-TEXT = ("--run-dir", "--resume", "--env", "--dataset", "--eval-env", "--init-from", "--wandb-project")
+TEXT = ("--run-dir", "--resume", "--env", "--dataset", "--eval-env", "--demos", "--init-from", "--wandb-project")
 WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 
 
@@ -111,6 +111,8 @@ def options(kind: settings.Kind, algo: types.ModuleType):
         """The algorithm's own settings, each with its unit and published value."""
         eval_env: own("eval_env", str | None) = None
         """Environment to evaluate in, Gymnasium's too (gym/Hopper-v5); None: the dataset's own."""
+        demos: own("demos", str | None) = None
+        """Dataset of demonstrations in the same environment; None: learn without."""
         init_from: own("init_from", str | None) = None
         """Run directory whose networks to start from, in place of --config.offline-steps; same seeds and network."""
         eval_episodes: int = 16
@@ -189,7 +191,9 @@ def parse(argv: list[str]) -> Launch:
     values, origin = settings.defaults(algo, first.algo, source, first.preset or "tuned")
     env_params = values.pop("env_params", {}) | env_params
     options = fill(kind, algo, tokens, dict(algo=first.algo, **values))
-    if options.init_from:  # was learned already
+    if options.init_from is not None:  # was learned already
+        if getattr(known(tokens, "config.offline-steps"), "config.offline_steps") is not None:
+            raise BadInput("--init-from takes the place of the offline phase; leave --config.offline-steps out")
         options = dataclasses.replace(options, config=dataclasses.replace(options.config, offline_steps=0))
     return Launch(algo, kind, options, env_params, origin)
 
@@ -209,7 +213,7 @@ def parse_resume(tokens, env_params, run_dir: Path, algo_name) -> Launch:
         raise BadInput(f"--resume takes the algorithm ({saved['algo']}) and environment from {run_dir}")
     algo = settings.load(saved["algo"])
     kind = settings.kind_of(algo)
-    names = ("algo", "source", "steps", "num_envs", "eval_period", "eval_env", "init_from", "eval_episodes")
+    names = ("algo", "source", "steps", "num_envs", "eval_period", "eval_env", "demos", "init_from", "eval_episodes")
     values = {name: saved.get(name) for name in names}
     config = settings.replace(algo.Config(), saved["config"], str(run_dir / "config.json"))
     before = dict(**values, seeds=tuple(saved["seeds"]), config=config)

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import inspect
 import json
+import os
 import re
 import types
 import typing
@@ -94,7 +95,40 @@ def make_env_and_data(options, params: dict):
 
     dataset, eval_env = make_dataset(options, params)
     name, params = evaluated_in(dataset, options, params)
+    if name.startswith("gym/"):
+        raise BadInput(f"{name} runs on the host and cannot be trained in; choose another --eval-env")
     return EnvAndData(envs.make(name, options.num_envs, **params), dataset), eval_env
+
+
+def make_env_and_demos(options, params: dict):
+    """The environment and, where `--demos` names some, demonstrations of it; and an environment to evaluate in."""
+    from envs.types import EnvAndData
+    from replay import datasets
+
+    env, eval_env = make_envs(options, params)
+    if options.demos is None:
+        return EnvAndData(env, None), eval_env
+    dataset = datasets.load(options.demos)
+    ours, its = (datasets.shapes(s) for s in (dataset.spec, env.spec))
+    if ours != its:
+        raise BadInput(f"demos {dataset.name} have {ours}; {options.source} has {its}; choose others by --demos")
+    return EnvAndData(env, dataset), eval_env
+
+
+def record_demos(source, options, params: dict) -> dict:
+    from replay import datasets
+    from runner.checkpoint import digest
+
+    if source.dataset is None:
+        return {}
+    found = dict(statistics=datasets.statistics(source.dataset), digest=digest(source.dataset.transitions))
+    return {"demonstrations": found}
+
+
+def env_without_demos(saved: dict):
+    from envs.types import EnvAndData
+
+    return EnvAndData(one_env(saved), None)
 
 
 def env_and_zeros(saved: dict):
@@ -141,6 +175,15 @@ KINDS = {
         record=lambda source, options, params: record_dataset(source.dataset, options, params),
         stand_in=env_and_zeros,
     ),
+    "env_and_demos": Kind(
+        flag="env",
+        counter="env_steps",
+        unit="env steps",
+        own=("num_envs", "demos"),
+        make=make_env_and_demos,
+        record=record_demos,
+        stand_in=env_without_demos,
+    ),
 }
 
 
@@ -163,7 +206,7 @@ def kind_of(algo) -> Kind:
 
 def short(source: str) -> str:
     """What a source is called in the names of other files: itself, or its stem where it is a file."""
-    return Path(source).stem if Path(source).is_file() else source
+    return Path(source).stem if os.path.isfile(os.path.expanduser(source)) else source
 
 
 def preset_path(algo_name: str, source: str) -> Path:
@@ -248,7 +291,7 @@ def tuned(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, st
     origin = str(path.relative_to(ROOT))
     named = lambda prefix: {k.removeprefix(prefix): v for k, v in fixed.items() if k.startswith(prefix)}
     config, values["env_params"] = named("config."), named("env_params.")
-    known = ("algo", kind_of(algo).flag, "steps", "seeds", "num_envs", "eval_period", "eval_env")
+    known = ("algo", kind_of(algo).flag, "steps", "seeds", "num_envs", "eval_period", "eval_env", "demos")
     for name in fixed:
         if name not in known and not name.startswith(("config.", "env_params.")):
             raise BadInput(f"{origin}: no setting {name!r}; there are {', '.join(known)}, config.* and env_params.*")
@@ -256,8 +299,9 @@ def tuned(algo, algo_name: str, source: str, use_preset: bool) -> tuple[dict, st
     for name in ("steps", "num_envs", "eval_period"):
         if name in fixed and values[name] is not None:
             values[name] = coerce(fixed[name], int, f"{origin}: {name}")
-    if "eval_env" in fixed:
-        values["eval_env"] = fixed["eval_env"]
+    for name in ("eval_env", "demos"):
+        if name in fixed:
+            values[name] = fixed[name]
     if "seeds" in fixed:
         values["seeds"] = coerce(fixed["seeds"], tuple[int, ...], f"{origin}: seeds")
     return values, origin
@@ -279,7 +323,7 @@ def read(run_dir: Path) -> dict:
                     coerce(settings[name], int, name)
             coerce(settings["seeds"], tuple[int, ...], "seeds")
             dict(**settings["config"], **settings["source_params"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{path} does not exist: {run_dir} is not a run directory") from None
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{path} cannot be read ({error}); nothing was changed") from None

@@ -112,7 +112,7 @@ class Training:
             self.abstract = jax.eval_shape(init, self.configs, self.keys)
         memory = check.check_memory(self.abstract, self.num_runs)
         saved = options.resume and checkpoint.latest(Path(options.resume).expanduser() / "checkpoint")
-        self.begun = warm.states(launch, self.source) if options.init_from and not saved else None
+        self.begun = warm.states(launch, self.source) if options.init_from is not None and not saved else None
 
         if options.resume or options.run_dir:
             self.run_dir = Path(options.resume or options.run_dir).expanduser()
@@ -122,10 +122,11 @@ class Training:
             raise BadInput(f"{self.run_dir} holds a run; choose another --run-dir, or --resume {self.run_dir}")
         check.check_writable(self.run_dir)
         self.described = describe(launch, self.source)
-        if options.resume and "dataset" in self.described:
-            before = settings.read(self.run_dir).get("dataset", {})
-            if before.get("digest") != self.described["dataset"]["digest"]:
-                raise BadInput(f"dataset {options.source} is not the one that {self.run_dir} was trained on")
+        for part, name in dict(dataset=options.source, demonstrations=options.demos).items():
+            if options.resume and part in self.described:
+                before = settings.read(self.run_dir).get(part, {})
+                if before.get("digest") != self.described[part]["digest"]:
+                    raise BadInput(f"dataset {name} is not the one that {self.run_dir} was trained on")
         self.log = files.MetricsFile(self.run_dir / "metrics.jsonl")
 
         # Of a resumed run everything is read and checked before anything is written.
@@ -144,6 +145,9 @@ class Training:
         self.diverged = {int(r): chunk for r, chunk in meta["diverged"].items()}  # run -> chunk
         self.best = Best(self.run_dir / "policy" / "best.msgpack", self.abstract.states.params, meta["best"])
         announce(self.console, launch, self.described, self.run_dir, memory, newest)
+        if self.begun is not None:
+            steps = int(self.begun.gradient_steps[0])
+            progress.say(self.console, f"starting from {options.init_from} after its {steps:,} gradient steps")
 
     def start(self):
         """Writes the settings, compiles, and makes the first state where no checkpoint held one."""
@@ -157,6 +161,9 @@ class Training:
         self.wandb = wandb_log.Logger(self.wandb_mode, self.options.wandb_project, self.described, self.run_dir)
         began = time.perf_counter()
         if self.carry is None:
+            if steps := getattr(self.options.config, "offline_steps", 0):
+                say = f"first {steps:,} offline steps in one piece: Ctrl-C and --time-limit wait for their end"
+                progress.say(self.console, say)
             self.carry = run.init(self.algo, self.configs, self.source, self.keys)
             if self.begun is not None:
                 self.carry = warm.start(self.algo, self.configs, self.source, self.carry, self.begun)
@@ -305,7 +312,8 @@ def check_lengths(algo, options, source):
 def describe(launch: Launch, source) -> dict:
     """What decides the numbers of a launch, and what they were computed with: the content of config.json."""
     options = launch.options
-    names = ("algo", "source", "steps", "seeds", "num_envs", "eval_period", "eval_env", "init_from", "eval_episodes")
+    names = ("algo", "source", "steps", "seeds", "num_envs", "eval_period", "eval_episodes")
+    names += ("eval_env", "demos", "init_from")
     described = {name: getattr(options, name) for name in names}
     described |= launch.kind.record(source, options, launch.source_params)
     packages = ["jax", "jaxlib", "flax", "optax", "gymnax", "brax", "orbax-checkpoint", "numpy"]
@@ -360,6 +368,8 @@ def announce(console, launch: Launch, described: dict, run_dir: Path, memory: st
     else:
         source = with_params(options.source, launch.source_params)
         say(f"{options.algo} on {source}: {length}, {options.num_envs} environments")
+    if "demonstrations" in described:
+        say(f"demonstrations {options.demos}: {datasets.summary(described['demonstrations']['statistics'])}")
     say(f"seeds {', '.join(map(str, options.seeds))}; settings: {launch.origin}, then the command line")
     published = launch.algo.Config()
     width = max(len(field.name) for field in dataclasses.fields(published))
@@ -367,8 +377,8 @@ def announce(console, launch: Launch, described: dict, run_dir: Path, memory: st
         value, default = getattr(options.config, field.name), getattr(published, field.name)
         say(f"  {field.name:<{width}} {value}" + ("" if value == default else f"  (published {default})"))
     anneal_steps = getattr(options.config, "anneal_steps", 0)
-    if 0 < anneal_steps < options.steps:
-        say(f"warning: the learning rate is 0 after anneal_steps {anneal_steps:g}, before the {length} are over")
+    if 0 < anneal_steps < options.steps and "init_from" not in launch.kind.own:  # there it counts another unit
+        say(f"warning: an annealed rate is 0 after anneal_steps {anneal_steps:g}, before the {length} are over")
     say(f"memory: {memory}")
     say(f"run directory: {run_dir}" + (f", going on from {resumed_from.name}" if resumed_from else ""))
     say("compiling")

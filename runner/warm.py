@@ -30,7 +30,11 @@ def states(launch, source):
         if ours != theirs:
             flag = f"--config.{name.replace('_', '-')}"
             raise BadInput(f"{flag} {ours} must be that of --init-from {run_dir}, {theirs}")
-    ours, theirs = (datasets.shapes(s) for s in (source.spec, datasets.spec_from_json(saved["dataset"]["spec"])))
+    try:
+        learned_from = datasets.spec_from_json(saved["dataset"]["spec"])
+    except (KeyError, TypeError):
+        raise BadInput(f"{run_dir / 'config.json'} does not say what data it learned from") from None
+    ours, theirs = (datasets.shapes(s) for s in (source.spec, learned_from))
     if ours != theirs:
         raise BadInput(f"dataset {options.source} has {ours}; --init-from {run_dir} learned from {theirs}")
     newest = checkpoint.latest(run_dir / "checkpoint")
@@ -38,10 +42,14 @@ def states(launch, source):
         raise BadInput(f"--init-from {run_dir} holds no whole checkpoint")
     configs, keys = run.broadcast(config, len(options.seeds)), jax.vmap(jax.random.key)(jnp.array(options.seeds))
     abstract = jax.eval_shape(lambda configs, keys: run.init(other, configs, source.dataset, keys), configs, keys)
-    return checkpoint.restore(newest, abstract)[0].states
+    carry, meta = checkpoint.restore(newest, abstract)
+    if meta["diverged"]:
+        lost = ", ".join(str(saved["seeds"][int(r)]) for r in meta["diverged"])
+        raise BadInput(f"--init-from {run_dir}: of its seeds {lost} diverged; choose a run whose losses stayed finite")
+    return carry.states
 
 
-@partial(jax.jit, static_argnames="algo")
+@partial(jax.jit, static_argnames="algo", donate_argnames="carry")
 def start(algo, configs, source, carry: run.Carry, other_states) -> run.Carry:
     """The carry before the first step, begun where the other run ended."""
     begin = lambda config, state, other: algo.warm_start(config, source, state, other)

@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,14 +77,30 @@ def behaviour(path: str, options: Options, spec):
     return lambda params, obs, key: getattr(algo, name)(config, spec, params, obs, key), params
 
 
+def check_writable(path: Path):
+    """Creates the folder of `path`. Raises BadInput where the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {path} cannot be written: {error.strerror}; choose another") from None
+    if not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise BadInput(f"--out {path} cannot be written; choose another")
+
+
 def collect(options: Options, env_params: dict) -> datasets.Dataset:
     """Acts, and writes the file. Raises BadInput."""
     if Path(options.out).suffix != ".npz":
         raise BadInput(f"--out {options.out} must end in .npz")
     if Path(options.out).exists() and not options.overwrite:
         raise BadInput(f"{options.out} is there already; choose another --out, or --overwrite")
+    if not options.policy:
+        raise BadInput("--policy names nothing; give policy files, or random")
+    if not 0 <= options.seed < 2**31:
+        raise BadInput(f"--seed {options.seed} must be from 0 to 2^31 - 1")
     if options.steps < 1:
         raise BadInput(f"--steps is {options.steps}; it must be at least 1")
+    if options.minari:
+        readers.check_minari(options.minari)
     name, params = environment(options, env_params)
     try:
         env = envs.make(name, options.num_envs, **params)
@@ -91,10 +108,13 @@ def collect(options: Options, env_params: dict) -> datasets.Dataset:
         raise BadInput(str(error).splitlines()[0]) from None
     length = math.ceil(options.steps / (len(options.policy) * options.num_envs))
     num_transitions = len(options.policy) * options.num_envs * length
-    datasets.check_fits(options.out, num_transitions * check.tree_bytes(datasets.one_of(env.spec)))
+    # What the roll-outs were and what they are joined to.
+    datasets.check_fits(options.out, num_transitions * check.tree_bytes(datasets.one_of(env.spec)), copies=2)
+    behaviours = [behaviour(path, options, env.spec) for path in options.policy]
+    check_writable(Path(options.out))
+
     parts = []
-    for i, path in enumerate(options.policy):
-        act, act_params = behaviour(path, options, env.spec)
+    for i, (act, act_params) in enumerate(behaviours):
         key = jax.random.fold_in(jax.random.key(options.seed), i)
         parts.append(datasets.episodes(datasets.roll_out(env, act, act_params, key, length)))
     dataset = datasets.admit(datasets.join(parts), env.spec, options.out, name, params)

@@ -81,7 +81,7 @@ def test_observations_are_in_standard_deviations_of_the_dataset():
     normalizer = jax.jit(lambda key: bc.init(config, dataset, key))(jax.random.key(0)).params.normalizer
     obs = np.asarray(dataset.transitions.obs)
     np.testing.assert_allclose(normalizer.mean, obs.mean(0), rtol=1e-4, atol=1e-5)  # float32 sums of 200
-    np.testing.assert_allclose(normalizer.std, obs.std(0), rtol=1e-4)
+    np.testing.assert_allclose(normalizer.std, obs.std(0) + 1e-3, rtol=1e-4)
     out = bc.normalize(config, normalizer, jnp.asarray(obs))
     np.testing.assert_allclose(out, (obs - obs.mean(0)) / obs.std(0), rtol=5e-3, atol=1e-3)  # 1e-3 is added to std
     assert bc.normalize(dataclasses.replace(config, normalize_obs=False), normalizer, obs) is obs
@@ -276,3 +276,31 @@ def test_bc_swings_the_pendulum_up_at_its_example_settings(tmp_path):
     lines = metrics(tmp_path / "run")
     final = np.array([[x["eval_return"] for x in lines if x["run"] == r] for r in range(5)])[:, -3:].mean(1)
     assert np.median(final) > -200, final  # random actions get -1,200, the data -156
+
+
+@pytest.mark.parametrize(
+    "name, label, slope",
+    [
+        # Networks that answer 0 say 1/2, or 1/3 each; the slope is p - y, on average of a = 0.75 and -0.8
+        ("bernoulli", "soft", [0.5 - (0.875 + 0.1) / 2]),
+        ("bernoulli", "sign", [0.5 - (1 + 0) / 2]),
+        ("bang_off_bang", "soft", [1 / 3 - 0.8 / 2, 1 / 3 - (0.25 + 0.2) / 2, 1 / 3 - 0.75 / 2]),
+        ("bang_off_bang", "sign", [1 / 3 - 1 / 2, 1 / 3, 1 / 3 - 1 / 2]),
+    ],
+)
+def test_the_label_is_that_of_the_settings(name, label, slope):
+    config, spec = tiny.config(bc, policy=name, label=label), tiny.dataset().spec
+    params = jax.tree.map(jnp.zeros_like, bc.init(config, tiny.dataset(), jax.random.key(0)).params)
+    params = params._replace(normalizer=bc.Normalizer(jnp.zeros(3), jnp.ones(3)))
+    loss = lambda head: bc.loss(
+        config, spec, params._replace(head=head), jnp.zeros((2, 3)), jnp.array([[0.75], [-0.8]]), jax.random.key(0)
+    )[0]
+    close(jax.grad(loss)(params.head)["params"]["Dense_0"]["bias"], slope)
+
+
+def test_the_first_step_of_adam_is_as_long_as_the_learning_rate():
+    config = tiny.config(bc, learning_rate=3e-3)
+    state = jax.jit(bc.init)(config, tiny.dataset(), jax.random.key(0))
+    after, _ = jax.jit(bc.step)(config, tiny.dataset(), state)
+    moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params.head, state.params.head)
+    np.testing.assert_allclose(jax.tree.leaves(moved), 3e-3, rtol=1e-2)  # Adam's epsilon

@@ -17,7 +17,7 @@ each = pytest.mark.parametrize("name", tiny.NAMES)
 REPLAYS = [name for name in tiny.NAMES if "replay" in tiny.load(name).State._fields]
 NUM_STEPS = 240
 BOTH = ("env_steps", "gradient_steps")
-COUNTERS = dict(env=BOTH, env_and_data=BOTH, dataset=("gradient_steps",), mdp=())
+COUNTERS = dict(env=BOTH, env_and_data=BOTH, env_and_demos=BOTH, dataset=("gradient_steps",), mdp=())
 
 
 class Counted:
@@ -94,8 +94,8 @@ def test_seeds_differ_in_every_random_leaf(name, when):
         x = tiny.raw(leaf)
         if when == "at_first" and "levels" in jax.tree_util.keystr(path):
             continue  # every priority is 1 at first
-        data = ["normalizer"] + ["replay"] * (when == "at_first")  # what the data decide, not the seed
-        if "data" in tiny.kind(tiny.load(name)) and any(part in jax.tree_util.keystr(path) for part in data):
+        data = ["normalizer", "demos"] + ["replay"] * (when == "at_first")  # what the data decide, not the seed
+        if tiny.kind(tiny.load(name)) != "env" and any(part in jax.tree_util.keystr(path) for part in data):
             continue
         if x.dtype not in (np.int32, bool) and np.unique(x).size > 1:
             checked.append(jax.tree_util.keystr(path))

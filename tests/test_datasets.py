@@ -3,6 +3,9 @@
 import dataclasses
 import importlib.util
 import json
+import sys
+import types
+import zipfile
 from pathlib import Path
 
 import jax
@@ -87,6 +90,14 @@ def test_a_file_is_never_written_to(tmp_path):
     assert path.read_bytes() != before
 
 
+def frame(index, value):
+    """The structured observations' second part with one entry of its successors changed."""
+    vector, image = transitions(STRUCTURED).next_obs
+    image = image.copy()
+    image[index] = value
+    return dict(next_obs=(vector, image))
+
+
 # Data that the door refuses, and what its line must say.
 BAD = {
     "nan": (SPEC, at("reward", 4, np.nan), "reward is NaN or infinite at transition 4 of 6"),
@@ -94,11 +105,16 @@ BAD = {
     "no ends": (SPEC, dict(terminated=np.zeros(6, bool), truncated=np.zeros(6, bool)), "episode ends are missing"),
     "open end": (SPEC, at("terminated", 5, False) | at("truncated", 5, False), "last transition, 5, ends no episode"),
     "an end missing": (SPEC, at("terminated", 1, False), r"end is missing at transition 1.*\(so at 1 of 6\)"),
+    "nan in a successor": (SPEC, at("next_obs", (5, 0), np.nan), "next_obs is NaN or infinite at transition 5 of 6"),
+    "nan action": (SPEC, at("action", 1, np.nan), "action is NaN or infinite at transition 1 of 6"),
+    "other image": (STRUCTURED, frame((2, 0, 1), 31), r"end is missing at transition 2.*\(so at 1 of 6\)"),
+    "other structure": (SPEC, dict(obs=(np.zeros((6, 2)),) * 2), "obs is PyTreeDef.*its spec says PyTreeDef"),
+    "no observations": (STRUCTURED, dict(next_obs=None), "next_obs is PyTreeDef.*its spec says PyTreeDef"),
     "action too large": (STRUCTURED, at("action", 2, 4, STRUCTURED), "action is 4 at transition 2.*from 0 to 3"),
     "action negative": (STRUCTURED, at("action", 3, -1, STRUCTURED), "action is -1 at transition 3"),
     "other size": (SPEC, dict(action=np.zeros((6, 2), np.float32)), r"action is \(6, 2\) float32.*\(6, 1\) float32"),
     "other type": (SPEC, dict(reward=np.zeros(6)), r"reward is \(6,\) float64"),
-    "fewer": (SPEC, dict(truncated=np.ones(5, bool)), r"truncated is \(5,\) bool; its header says \(6,\) bool"),
+    "fewer": (SPEC, dict(truncated=np.ones(5, bool)), r"truncated is \(5,\) bool; its spec says \(6,\) bool"),
 }
 
 
@@ -108,6 +124,27 @@ def test_bad_data_is_one_line_at_the_door(name):
     with pytest.raises(BadInput, match=f"^dataset ours: .*{message}") as error:
         admit(spec, **changes)
     assert "\n" not in str(error.value)
+
+
+def test_a_successor_may_differ_by_rounding():
+    # 10 may differ by 1e-4 + 1e-4 x 10 = 0.0011.
+    assert admit(**at("next_obs", (0, 0), 10.001)).num_transitions == 6
+    with pytest.raises(BadInput, match="end is missing at transition 0"):
+        admit(**at("next_obs", (0, 0), 10.0013))
+
+
+def test_parameters_of_an_environment_are_hashable():
+    dataset = datasets.admit(transitions(), SPEC, "ours", "x", dict(maze=[[1, 0], [0, 1]], words=["a"]))
+    assert dataset.env_params == (("maze", ((1, 0), (0, 1))), ("words", ("a",)))
+    hash(dataset.env_params)
+
+
+def test_specs_of_other_types_or_actions_are_told_apart():
+    struct = lambda dtype: jax.ShapeDtypeStruct((2,), dtype)
+    specs = [continuous_spec(struct(d), n, 0) for d in ("float32", "uint8") for n in (1, 2)]
+    specs.append(discrete_spec(struct("float32"), 2, 0))
+    assert len({datasets.shapes(spec) for spec in specs}) == 5
+    assert datasets.shapes(specs[0]) == datasets.shapes(specs[0]._replace(max_episode_steps=9))
 
 
 def test_an_empty_dataset_is_refused():
@@ -128,12 +165,49 @@ def test_data_larger_than_the_memory_are_refused_with_both_numbers(moment, tmp_p
     path = str(tmp_path / "ours.npz")
     datasets.save(path, admit())
     monkeypatch.setattr(datasets.check, "available_memory", lambda: 150)
-    # A transition is 2 x 8 bytes of observations, 4 of action, 4 of reward, 2 flags: 26, and six of them 156.
-    with pytest.raises(BadInput, match="156 B of memory; 150 B" if moment == "admitting" else "kB of memory; 150 B"):
+    if moment == "admitting":
+        # A transition is 2 x 8 bytes of observations, 4 of action, 4 of reward, 2 flags: 26, and six of them 156.
+        need = "156 B"
+    else:  # the file's arrays, headers included, as read and as admitted
+        need = f"{2 * sum(x.file_size for x in zipfile.ZipFile(path).infolist()) / 1000:.1f} kB"
+    with pytest.raises(datasets.NoRoom, match=f"needs {need} of memory; 150 B"):
         admit() if moment == "admitting" else datasets.load(path)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "text", "foreign", "pickle", "field", "newer"])
+def test_copies_count_in_main_memory_and_not_on_a_device(monkeypatch):
+    monkeypatch.setattr(datasets.check, "available_memory", lambda: 100)
+    datasets.check_fits("ours", 50, copies=2)
+    with pytest.raises(datasets.NoRoom, match="dataset ours needs 102 B"):
+        datasets.check_fits("ours", 51, copies=2)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    datasets.check_fits("ours", 100, copies=2)
+
+
+# Of headers: `None` where the entry is left out.
+BAD_HEADER = {
+    "no env": dict(env=None),
+    "env": dict(env=5),
+    "no parameters": dict(env_params=None),
+    "null parameters": dict(env_params="null"),
+    "parameters": dict(env_params=[1, 2]),
+    "nested parameters": dict(env_params=dict(maze=[{"a": 1}])),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADER)
+def test_a_damaged_header_is_one_line(name, tmp_path):
+    path = tmp_path / "ours.npz"
+    datasets.save(path, admit())
+    arrays = dict(np.load(path))
+    header = json.loads(str(arrays.pop("header"))) | BAD_HEADER[name]
+    header = {k: None if x == "null" else x for k, x in header.items() if x is not None}
+    np.savez(path, header=np.array(json.dumps(header)), **arrays)
+    with pytest.raises(BadInput, match="^dataset file .*ours.npz is damaged") as error:
+        datasets.load(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "packed", "text", "foreign", "pickle", "array", "field", "newer"])
 def test_a_damaged_file_is_named(damage, tmp_path):
     path = tmp_path / "ours.npz"
     datasets.save(path, admit())
@@ -143,6 +217,14 @@ def test_a_damaged_file_is_named(damage, tmp_path):
     elif damage == "flipped":
         i = data.index(np.float32([1, 2, 3, 4, 5, 6]).tobytes())
         path.write_bytes(data[:i] + b"\xff" + data[i + 1 :])
+    elif damage == "packed":
+        np.savez_compressed(path, **arrays)
+        data = path.read_bytes()
+        i = data.index(b"obs.npy") + len("obs.npy") + 20  # after 20 bytes of sizes; no stream begins with 255
+        path.write_bytes(data[:i] + b"\xff" + data[i + 1 :])
+    elif damage == "array":
+        with open(path, "wb") as file:
+            np.save(file, np.zeros(3))
     elif damage == "text":
         path.write_text("reward: 1")
     elif damage == "pickle":
@@ -153,7 +235,9 @@ def test_a_damaged_file_is_named(damage, tmp_path):
     else:
         del arrays["header" if damage == "foreign" else "next_obs"]
         np.savez(path, **arrays)
-    message = "was not written by Bellmax" if damage in ("foreign", "newer") else "is damaged"
+    reasons = dict(array="is damaged .it is a single array", packed="is damaged .Error -3")
+    reasons |= dict.fromkeys(("foreign", "newer"), "was not written by Bellmax")
+    message = reasons.get(damage, "is damaged")
     with pytest.raises(BadInput, match=f"^dataset file .*ours.npz {message}") as error:
         datasets.load(str(path))
     assert "\n" not in str(error.value)
@@ -164,6 +248,11 @@ def test_a_name_that_is_neither_built_in_nor_a_file_is_named_with_the_closest(tm
         datasets.load("pendulum/exprt")
     with pytest.raises(BadInput, match="nowhere.npz does not exist"):
         datasets.load("nowhere.npz")
+    # Longer than a file's name may be.
+    for name in ("a" * 300, "a" * 300 + ".npz"):
+        with pytest.raises(BadInput, match="unknown dataset 'aaa|File name too long") as error:
+            datasets.load(name)
+        assert "\n" not in str(error.value)
     (tmp_path / "data.csv").touch()
     with pytest.raises(BadInput, match="ends in one of: .hdf5, .npz"):
         datasets.load(str(tmp_path / "data.csv"))
@@ -236,14 +325,99 @@ def test_built_in_data_are_made_once_and_are_what_they_say(tmp_path, monkeypatch
     made = datasets.load("pendulum/expert", say=lambda _: None)
     s = datasets.statistics(made)
     assert (s["transitions"], s["episodes"]) == (50_000, 250)
-    # The mean of 250 returns whose standard deviation is 100: three standard errors of 6.
-    assert s["return_mean"] == pytest.approx(-145, abs=20)
+    # Of 4,000 episodes the mean is -152. Here it is of 250 whose standard deviation is 100: three standard errors of 6.
+    assert s["return_mean"] == pytest.approx(-152, abs=20)
     assert [p.name for p in builtin.cache_folder().iterdir()] == ["pendulum-expert-1.npz"]
     monkeypatch.setitem(builtin.TABLE, "pendulum/expert", builtin.TABLE["pendulum/expert"]._replace(make=None))
     assert tiny.same_bits(datasets.load("pendulum/expert"), made)
     (builtin.cache_folder() / "pendulum-expert-1.npz").write_bytes(b"")
     with pytest.raises(BadInput, match="damaged.*delete it, and it is made anew"):
         datasets.load("pendulum/expert")
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A built-in dataset of two transitions, in a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    obs, ends = np.float32([[1, 0, 0], [0, 1, 0], [0, 0, 1]]), np.array([False, True])
+    made = Transition(obs[:2], np.zeros((2, 1), np.float32), np.zeros(2, np.float32), obs[1:], ~ends & False, ends)
+    entry = builtin.Builtin("two transitions", "Pendulum-v1", lambda name: made)
+    monkeypatch.setitem(builtin.TABLE, "pendulum/two", entry)
+    return tmp_path
+
+
+def test_low_memory_is_no_reason_to_delete_the_cached_file(cached, monkeypatch):
+    datasets.load("pendulum/two", lambda _: None)
+    monkeypatch.setattr(datasets.check, "available_memory", lambda: 9)
+    with pytest.raises(datasets.NoRoom, match="of memory; 9 B available$"):
+        datasets.load("pendulum/two")
+
+
+def test_without_a_cache_folder_data_are_made_and_it_is_said(cached, monkeypatch):
+    (cached / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cached / "file"))
+    assert datasets.load("pendulum/two", (said := []).append).num_transitions == 2
+    assert said[0] == "making dataset pendulum/two" and len(said) == 2 and "\n" not in said[1]
+    assert "pendulum/two cannot be kept in " in said[1] and "it is made anew each time" in said[1]
+
+
+def test_two_launches_that_make_the_same_data_write_different_files(cached, monkeypatch):
+    written = []
+    save = datasets.save
+    monkeypatch.setattr(datasets, "save", lambda path, *rest: (written.append(path.name), save(path, *rest)))
+    for _ in range(2):  # of one process, whose number cannot tell them apart: so it is in containers
+        datasets.load("pendulum/two", lambda _: None)
+        (builtin.cache_folder() / "pendulum-two-1.npz").unlink()
+    assert len(set(written)) == 2 and list(builtin.cache_folder().iterdir()) == []
+
+
+def test_random_actions_are_uniform_over_all_there_are():
+    obs, image = jnp.zeros((20_000, 2)), jnp.zeros((20_000, 1, 2), jnp.uint8)
+    action = np.asarray(builtin.uniform(SPEC)((), obs, jax.random.key(0)))
+    # Quarters of [-1, 1] have 5,000 each; five standard deviations of sqrt(20,000 x 3 / 16) = 61.
+    assert action.shape == (20_000, 1)
+    assert np.abs(np.histogram(action, 4, (-1, 1))[0] - 5_000).max() < 310
+    action = builtin.uniform(STRUCTURED)((), (obs, image), jax.random.key(0))
+    assert action.shape == (20_000,) and np.abs(np.bincount(action, minlength=4) - 5_000).max() < 310
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_share_of_actions_is_the_other_s(share):
+    one = lambda x: lambda params, obs, key: jnp.full((*obs.shape[:1], 2), x)
+    act = builtin.mixed_with(one(0.0), one(1.0), share)
+    action = np.asarray(act((), jnp.zeros((20_000, 3)), jax.random.key(0)))
+    assert (action[:, 0] == action[:, 1]).all()
+    # Five standard deviations of sqrt(0.3 x 0.7 / 20,000) = 0.0032; none at 0 and 1.
+    assert action.mean() == pytest.approx(share, abs=0.016 * (0 < share < 1))
+
+
+def test_a_suite_is_three_shares_of_random_actions_and_the_three_in_a_row(monkeypatch):
+    asked = []
+
+    def acting(expert, noise, seed, num_envs, num_steps):
+        asked.append((expert, seed, num_envs, num_steps))
+        return lambda name: transitions()._replace(reward=np.full(6, noise, np.float32))
+
+    monkeypatch.setattr(builtin, "acting", acting)
+    entries = builtin.suite("x", "Pendulum-v1", "expert", 0.5, "about", 7, 9)
+    rewards = {name: entry.make("Pendulum-v1").reward.tolist() for name, entry in entries.items()}
+    assert rewards == {
+        "x/random": [1] * 6,
+        "x/medium": [0.5] * 6,
+        "x/expert": [0] * 6,
+        "x/mixed": [1] * 6 + [0.5] * 6 + [0] * 6,
+    }
+    assert {(expert, *rest) for expert, _, *rest in asked} == {("expert", 7, 9)}
+    assert len({seed for _, seed, *_ in asked}) == 3
+
+
+def test_the_expert_of_cartpole_keeps_it_up_and_random_actions_do_not():
+    made = builtin.acting(builtin.balance, 0.0, 0, 4, 500)("CartPole-v1")
+    # Four episodes to the limit of 500 steps
+    assert np.flatnonzero(made.truncated).tolist() == [499, 999, 1499, 1999] and not made.terminated.any()
+    made = builtin.acting(builtin.balance, 1.0, 0, 4, 500)("CartPole-v1")
+    # About 22 steps an episode: 90 in 2,000 steps
+    assert 60 < made.terminated.sum() < 130
 
 
 def test_the_controller_pushes_with_the_swing_and_holds_the_top():
@@ -286,23 +460,97 @@ def test_collect_writes_what_the_environment_did(tmp_path, monkeypatch, capsys):
     assert tiny.same_bits(jax.tree.map(lambda *x: np.stack(x), *expected), ours)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--policy", "random"], "--policy random needs --env"),
-        (["--policy", "random", "--env", "Pendulum-v2"], "Pendulum-v1"),
-        (["--policy", "none.msgpack"], "none.msgpack cannot be read"),
-        (["--policy", "random", "--env", "Pendulum-v1", "--steps", "0"], "--steps is 0"),
-        (["--policy", "random", "--env", "Pendulum-v1", "--out", "x.csv"], "x.csv must end in .npz"),
-        (["--policy", "random", "--env", "Pendulum-v1", "--out", "{file}"], "--overwrite"),
-    ],
-)
-def test_collect_refuses_in_one_line(arguments, message, tmp_path, capsys):
+POLICY = types.SimpleNamespace(__name__="algos.stand_in", act=lambda config, spec, params, obs, key: obs[..., :1] * 0)
+BEGINS = types.SimpleNamespace(**vars(POLICY), begin=None)
+ANY = "--policy random --env Pendulum-v1"
+
+BAD_ARGUMENTS = {
+    "no environment": ("--policy random", "--policy random needs --env"),
+    "environment": ("--policy random --env Pendulum-v2", "Pendulum-v1"),
+    "no policy file": ("--policy none.msgpack", "none.msgpack cannot be read"),
+    "no policy": ("--policy --env Pendulum-v1", "--policy names nothing"),
+    "steps": (f"{ANY} --steps 0", "--steps is 0"),
+    "seed": (f"{ANY} --seed {2**70}", f"--seed {2**70} must be from 0 to 2^31 - 1"),
+    "negative seed": (f"{ANY} --seed -1", "--seed -1 must be from 0"),
+    "suffix": (f"{ANY} --out x.csv", "x.csv must end in .npz"),
+    "there already": (f"{ANY} --out {{tmp}}/is.npz", "--overwrite"),
+    "under a file": (f"{ANY} --out {{tmp}}/is.npz/new.npz", "new.npz cannot be written"),
+    "folder": (f"{ANY} --overwrite --out {{tmp}}/folder.npz", "folder.npz cannot be written"),
+    "too large": (f"{ANY} --steps {10**12} --num-envs 1", "GB available"),
+    "minari id": (f"{ANY} --minari nowhere", "Minari id 'nowhere' must be like"),
+    "minari there already": (f"{ANY} --minari tests/is-v0", "tests/is-v0 is there already"),
+    "two environments": ("--policy pendulum.msgpack cartpole.msgpack", "of several environments"),
+    "second policy's shapes": (
+        "--policy pendulum.msgpack cartpole.msgpack --env Pendulum-v1",
+        "cartpole.msgpack is for",
+    ),
+    "second policy's type": ("--policy random uint8.msgpack --env Pendulum-v1", "uint8.msgpack is for observations"),
+    "begin": ("--policy begins.msgpack", "stand_in begins each episode in its own way"),
+    "sample": ("--policy pendulum.msgpack --sample", "stand_in has no explore"),
+}
+
+
+@pytest.fixture
+def policies(monkeypatch):
+    """Stand-ins for policy files, by their names."""
+    struct = lambda size, dtype: jax.ShapeDtypeStruct((size,), dtype)
+    pendulum, params = continuous_spec(struct(3, "float32"), 1, 200), dict(g=9.0)
+    known = {
+        "pendulum.msgpack": (POLICY, pendulum, ("Pendulum-v1", params)),
+        "begins.msgpack": (BEGINS, pendulum, ("Pendulum-v1", params)),
+        "uint8.msgpack": (POLICY, continuous_spec(struct(3, "uint8"), 1, 200), ("Pendulum-v1", params)),
+        "cartpole.msgpack": (POLICY, discrete_spec(struct(4, "float32"), 2, 500), ("CartPole-v1", {})),
+    }
+    environment, load = collect.policy.environment, collect.policy.load
+    own = lambda path, run: (known[path][0], None, known[path][1], ()) if path in known else load(path, run)
+    monkeypatch.setattr(collect.policy, "load", own)
+    monkeypatch.setattr(collect.policy, "environment", lambda x: known[x][2] if x in known else environment(x))
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_collect_refuses_in_one_line_before_it_acts(name, policies, tmp_path, capsys, monkeypatch):
+    arguments, message = BAD_ARGUMENTS[name]
+    if "minari" in name:
+        pytest.importorskip("minari")
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setattr(datasets, "roll_out", None)
     (tmp_path / "is.npz").touch()
-    out = [] if "--out" in arguments else ["--out", str(tmp_path / "new.npz")]
-    assert collect.main([a.format(file=tmp_path / "is.npz") for a in arguments] + out) == 2
+    for folder in ("folder.npz", "tests/is-v0"):
+        (tmp_path / folder).mkdir(parents=True)
+    out = "" if "--out" in arguments else " --out {tmp}/new/new.npz"
+    assert collect.main((arguments + out).format(tmp=tmp_path).split()) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error, error
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_minari_collect_does_not_act(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "minari", None)
+    monkeypatch.setattr(datasets, "roll_out", None)
+    assert collect.main(f"{ANY} --minari tests/new-v0 --out {tmp_path}/new.npz".split()) == 2
+    assert "needs the extra `offline`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given, g", [("", 9.0), ("--env-params.g 8", 8.0)])
+def test_collect_acts_in_the_environment_of_the_policy_with_what_is_given_over_it(
+    policies, tmp_path, monkeypatch, given, g
+):
+    one = datasets.zeros(continuous_spec(jax.ShapeDtypeStruct((3,), "float32"), 1, 200)).transitions
+    episode = jax.tree.map(lambda x: np.asarray(x)[None], one)  # one step of one environment
+    asked, make = [], collect.envs.make
+    monkeypatch.setattr(collect.envs, "make", lambda *a, **params: asked.append(params) or make(*a, **params))
+    monkeypatch.setattr(datasets, "roll_out", lambda *_: episode)
+    exported = []
+    monkeypatch.setattr(collect.readers, "check_minari", lambda name: None)
+    monkeypatch.setattr(collect.readers, "export_minari", lambda *x: exported.append(x))
+    path = tmp_path / "new.npz"
+    arguments = f"--policy pendulum.msgpack --steps 1 --num-envs 1 --minari tests/new-v0 --out {path} {given}"
+    assert collect.main(arguments.split()) == 0
+    dataset = datasets.load(str(path))
+    assert dataset.env == "Pendulum-v1" and dict(dataset.env_params).keys() == {"g"}
+    assert float(dict(dataset.env_params)["g"]) == float(asked[0]["g"]) == g
+    ((mine, name, provenance),) = exported
+    assert (mine.num_transitions, name, provenance["policy"]) == (1, "tests/new-v0", ("pendulum.msgpack",))
 
 
 @pytest.mark.parametrize("prefix", ["", "ogbench:"])

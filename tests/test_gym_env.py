@@ -199,6 +199,35 @@ def test_mujoco_reports_d4rls_score_and_neither_prints_nor_writes_a_file(tmp_pat
     assert list(tmp_path.iterdir()) == [] and capfd.readouterr().err == ""
 
 
+# Returns of a random policy and of an expert in D4RL's tasks, as it publishes them.
+SCORED = {
+    "HalfCheetah-v5": (-280.178953, 12135.0),
+    "Hopper-v4": (-20.272305, 3234.3),
+    "Walker2d-v5": (1.629008, 4592.3),
+    "Ant-v4": (-325.6, 3879.7),
+    "AdroitHandPen-v1": (96.262799, 3076.8331017826877),
+    "AdroitHandHammer-v1": (-274.856578, 12794.134825156867),
+    "AdroitHandDoor-v1": (-56.512833, 2880.5693087298737),
+    "AdroitHandRelocate-v1": (-6.425911, 4233.877797728884),
+}
+
+
+def test_every_task_of_d4rl_has_its_score_and_others_have_none(monkeypatch):
+    # The numbers of our own environment under their names: 1 + 2 + 3 = 6.
+    for name, (low, high) in SCORED.items():
+        monkeypatch.setitem(gymnasium.registry, name, EnvSpec(name, entry_point=Count, max_episode_steps=3))
+        result = play(CONSTANT, envs.evaluation(f"gym/{name}"), [[0.5, 0.5]], 0)
+        np.testing.assert_allclose(result["eval_d4rl_score"], [100 * (6 - low) / (high - low)], rtol=1e-12)
+    assert "eval_d4rl_score" not in play(CONSTANT, envs.evaluation("gym/Silent-v0"), [[0.5, 0.5]], 0)
+    assert {name.rpartition("-v")[0] for name in SCORED} == set(gym_env.D4RL)
+
+
+def test_truth_values_of_the_command_line_are_no_words():
+    made = envs.evaluation("gym/Silent-v0", word="false").params, envs.evaluation("gym/Silent-v0", word="True").params
+    assert [m["word"] for m in made] == [False, True]
+    assert envs.evaluation("gym/Silent-v0", word="falsehood").params == dict(word="falsehood")
+
+
 def test_any_environment_may_bring_its_own_evaluation():
     own = types.SimpleNamespace(evaluate=lambda algo, configs, params, keys: dict(eval_return=params + len(keys)))
     assert evaluate(None, None, own, np.ones(2), keys_of(0, 1)) == dict(eval_return=pytest.approx(np.full(2, 3.0)))

@@ -168,6 +168,8 @@ def test_equal_returns_have_no_range():
     [
         (dict(rewards="scaled"), "rewards 'scaled' must be one of raw, return_range, minus_one"),
         (dict(dropout=1.0), "dropout 1.0 must be less than 1"),
+        (dict(expectile=1.0), "expectile 1.0 must be between 0 and 1, both excluded"),
+        (dict(expectile=0.0), "expectile 0.0 must be between 0 and 1"),
     ],
 )
 def test_bad_settings_are_named(changes, message):
@@ -191,7 +193,7 @@ def test_dropout_is_of_the_policys_training_alone():
 def test_observation_and_goal_are_one_vector():
     spec = continuous_spec((struct(2), struct(1, 2)), 1, 0)
     obs = (jnp.ones((5, 2)), jnp.full((5, 1, 2), 2.0))
-    assert iql.flat(spec, obs).tolist() == [[1, 1, 2, 2]] * 5
+    assert iql.flat(spec.obs, obs).tolist() == [[1, 1, 2, 2]] * 5
 
 
 # --- an oracle ---
@@ -256,3 +258,69 @@ def test_update_uses_the_new_v_for_policy_and_critics():
     moved = lambda new, old, out: close(out, 0.005 * new + 0.995 * old)
     jax.tree.map(moved, params.q, state.target_q, target_q)
     assert dataclasses.asdict(config)["target_update_rate"] == 5e-3
+
+
+def one_update(config, dataset=None, seed=1, **changes):
+    """A state of `init` with some fields changed, the state after one step on a batch, and the metrics."""
+    dataset = tiny.dataset() if dataset is None else dataset
+    state = jax.jit(iql.init)(config, dataset, jax.random.key(0))._replace(**changes)
+    batch = datasets.sample(dataset, jax.random.key(seed), config.batch_size)
+    learn = jax.jit(lambda *args: iql.learn(config, dataset.spec, *args))
+    return state, batch, *learn(state, batch, jax.random.key(2))
+
+
+def test_init_is_orthogonal_with_two_critics_of_their_own_and_targets_that_are_copies():
+    config = iql.Config(hidden=(8,))
+    state = jax.jit(iql.init)(config, tiny.dataset(), jax.random.key(0))
+    for tree in (state.params.policy, state.params.v, tiny.run_of(state.params.q, 0), tiny.run_of(state.params.q, 1)):
+        for i in (0, 1):
+            w = np.asarray(tree["params"][f"Dense_{i}"]["kernel"])
+            w = w if w.shape[0] <= w.shape[1] else w.T
+            close(w @ w.T, 2 * np.eye(len(w)), atol=1e-5)  # gain sqrt 2, the last layer too
+            assert not np.asarray(tree["params"][f"Dense_{i}"]["bias"]).any()
+    q = state.params.q["params"]["Dense_0"]["kernel"]
+    assert (q[0] != q[1]).any() and tiny.same_bits(state.target_q, state.params.q)
+    assert not np.asarray(state.params.policy["params"]["log_std"]).any()  # standard deviation 1
+
+
+def test_normalised_observations_have_mean_0_and_deviation_1():
+    dataset = tiny.dataset()
+    raw = np.asarray(dataset.transitions.obs)
+    for on in (False, True):
+        config = iql.Config(hidden=(8,), normalize_obs=on)
+        normalizer = jax.jit(iql.init)(config, dataset, jax.random.key(0)).params.normalizer
+        x = np.asarray(iql.features(dataset.spec, normalizer, dataset.transitions.obs))
+        # 1e-3 is added to the deviation, which is 1 to 3 here
+        np.testing.assert_allclose(x, (raw - raw.mean(0)) / raw.std(0) if on else raw, rtol=2e-3, atol=2e-3)
+
+
+def test_weights_of_an_update_are_cut_and_dropout_reaches_its_loss():
+    config = iql.Config(hidden=(8,), batch_size=4, inverse_temperature=1e-6, max_weight=0.5)
+    plain = one_update(config)[3]
+    assert plain["weight"] == 0.5  # exp of nearly 0 is 1
+    dropped = one_update(dataclasses.replace(config, dropout=0.5))[3]
+    assert dropped["policy_loss"] != plain["policy_loss"] and dropped["v_loss"] == plain["v_loss"]
+
+
+def test_log_standard_deviation_is_between_minus_5_and_2_and_draws_have_it():
+    config = iql.Config(hidden=(4,))
+    policy = iql.policy_network(config, SPEC)
+    params = jax.tree.map(jnp.zeros_like, policy.init(jax.random.key(0), jnp.ones(3)))  # means are 0
+    for given, log_std in ((-9.0, -5.0), (-3.0, -3.0), (9.0, 2.0)):
+        params["params"]["log_std"] = jnp.full(2, given)
+        assert policy.apply(params, jnp.ones(3)).tolist() == [0, 0, log_std, log_std]
+    params["params"]["log_std"] = jnp.full(2, -3.0)
+    full = iql.Params(params, {}, {}, iql.Normalizer(jnp.zeros(3), jnp.ones(3)))
+    drawn = iql.explore(config, SPEC, full, jnp.ones((2_000, 3)), jax.random.key(0))
+    assert abs(float(drawn.std()) / math.exp(-3) - 1) < 0.1  # 4,000 draws: 1.1%
+
+
+def test_discrete_actions_are_drawn_by_the_policy_and_taken_at_its_mode():
+    spec = discrete_spec(struct(3), 2, 0)
+    config = iql.Config(hidden=(4,))
+    params = jax.tree.map(jnp.zeros_like, iql.policy_network(config, spec).init(jax.random.key(0), jnp.ones(3)))
+    params["params"]["Dense_1"]["bias"] = jnp.log(jnp.array([0.25, 0.75]))
+    full = iql.Params(params, {}, {}, iql.Normalizer(jnp.zeros(3), jnp.ones(3)))
+    obs = jnp.ones((1_000, 3))
+    assert (iql.act(config, spec, full, obs, jax.random.key(0)) == 1).all()
+    assert abs(float(iql.explore(config, spec, full, obs, jax.random.key(0)).mean()) - 0.75) < 0.07  # 5 errors of 0.014

@@ -15,7 +15,7 @@ from probes import table
 
 import envs
 from algos import iql, iql_finetune
-from envs.types import EnvAndData, Transition, continuous_spec, example_transition
+from envs.types import EnvAndData, Transition, continuous_spec
 from replay import datasets, ring
 from runner import cli, policy, run, train
 
@@ -63,29 +63,22 @@ def first() -> iql_finetune.State:
     return jax.jit(iql_finetune.init)(CONFIG, threes(), jax.random.key(0))
 
 
-def step_by_hand(state, v=0.0, terminated=0):
+def step_by_hand(state, v=0.0, terminated=0, empty=True):
     """A step that can draw only what it did itself, with networks that answer 0, but V the number `v`."""
     zeros = state.params._replace(**{k: jax.tree.map(jnp.zeros_like, getattr(state.params, k)) for k in "vq"})
     zeros.v["params"]["Dense_1"]["bias"] += v
-    empty = ring.Replay(state.replay.words, jnp.int32(0), state.replay.layout)
-    state = state._replace(params=zeros, target_q=jax.tree.map(jnp.zeros_like, state.target_q), replay=empty)
+    stored = jnp.int32(0) if empty else state.replay.inserted
+    replay = ring.Replay(state.replay.words, stored, state.replay.layout)
+    state = state._replace(params=zeros, target_q=jax.tree.map(jnp.zeros_like, state.target_q), replay=replay)
     # A learning rate that moves nothing by a bit of float32, V's own update before the critics' target included
     return step(dataclasses.replace(CONFIG, learning_rate=1e-12), threes(terminated=terminated), state)
-
-
-def test_fill_is_rows_in_the_datas_order_without_the_remainder():
-    example = example_transition(SPEC)
-    replay = jax.jit(iql_finetune.fill)(ring.create(12, 3, example), data(range(7), [0] * 6 + [1]).transitions)
-    # 7 transitions in rows of 3: two rows and one left out; the other two rows are empty
-    assert replay.data.reward.tolist() == [[0, 1, 2], [3, 4, 5], [0, 0, 0], [0, 0, 0]]
-    assert replay.data.next_obs[..., 0].tolist() == [[1, 2, 3], [4, 5, 6], [0, 0, 0], [0, 0, 0]]
-    assert (replay.inserted, replay.stored) == (2, 2)
 
 
 def test_the_replay_starts_with_the_dataset_and_what_happens_is_appended(first):
     after, _ = step(CONFIG, threes(), first)
     rows = lambda state, a, b: jax.tree.map(lambda x: x[a:b], state.replay.data)
-    old = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), threes().dataset.transitions)
+    # of 4 transitions the first two are environment 0's
+    old = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(2, 2, *x.shape[1:]), 0, 1), threes().dataset.transitions)
     for state in (first, after):
         assert tiny.same_bits(rows(state, 0, 2), old)
     # train_period 4 with 2 environments: two rows more, env steps 4, one update
@@ -93,8 +86,17 @@ def test_the_replay_starts_with_the_dataset_and_what_happens_is_appended(first):
     assert (first.replay.inserted, after.replay.inserted, after.env_steps, after.gradient_steps) == (2, 4, 4, 1)
     assert (new.obs == 9).all() and (new.next_obs == 9).all() and (new.reward == 3).all()
     assert new.truncated.all() and not new.terminated.any()
-    assert np.unique(new.action).size > 1 and (jnp.abs(new.action) <= 1).all()  # drawn, not the mean of the one state
+    assert np.unique(new.action).size == 4 and (jnp.abs(new.action) <= 1).all()  # drawn, not the mean of the one state
     assert not rows(after, 4, 5).reward.any()
+
+
+def test_batches_are_drawn_from_old_and_new_alike(first):
+    # 8 draws of 8 stored: q_loss = 2/8 sum (2 r)^2, where r = 200 adds 160,000, 300 adds 360,000 and a new 3 adds 36
+    new = 0
+    for seed in range(8):
+        _, measured = step_by_hand(first._replace(key=jax.random.key(seed)), empty=False)
+        new += round(float(measured["q_loss"][0]) * 4 % 40_000 / 36)
+    assert 16 < new < 48  # of 64, half; four standard deviations
 
 
 @pytest.mark.parametrize("transform, loss", [((2, 0), 72), ((1, -1), 8), ((1, 0), 18)])
@@ -173,6 +175,11 @@ def before(file, tmp_path_factory):
     for name, content in (("bc", written.replace('"algo": "iql"', '"algo": "bc"')), ("unsaved", written)):
         (run_dir.parent / name).mkdir()
         (run_dir.parent / name / "config.json").write_text(content)
+    for name in ("diverged", "torn"):
+        shutil.copytree(run_dir, run_dir.parent / name)
+    meta = run_dir.parent / "diverged" / "checkpoint" / "20" / "meta" / "metadata"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | dict(diverged={"1": 1})))
+    (run_dir.parent / "torn" / "config.json").write_text(json.dumps(json.loads(written) | dict(dataset={"spec": {}})))
     return run_dir
 
 
@@ -268,6 +275,12 @@ BAD = {
     "another normaliser": ("--config.normalize-obs True", ["--config.normalize-obs True", "False"]),
     "other observations": ("--dataset {data}/car.npz", ["car.npz", "(2,)", "learned from", "(3,)"]),
     "no checkpoint": ("--init-from {runs}/unsaved", ["unsaved", "holds no whole checkpoint"]),
+    "a diverged run": ("--init-from {runs}/diverged", ["diverged", "of its seeds 1 diverged"]),
+    "a run without its data's shapes": ("--init-from {runs}/torn", ["torn/config.json", "what data it learned from"]),
+    "a length of the phase it replaces": ("--config.offline-steps 5", ["--init-from", "leave --config.offline-steps"]),
+    "no name": ("--init-from=", ["is not a run directory"]),
+    "a file": ("--init-from {runs}/run/config.json", ["config.json", "is not a run directory"]),
+    "an environment of the host": ("--eval-env gym/Pendulum-v1", ["gym/Pendulum-v1", "cannot be trained in"]),
     "no such folder": ("--init-from nowhere", ["nowhere", "is not a run directory"]),
 }
 

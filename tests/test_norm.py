@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from networks import dense
-from networks.norm import elu, layer_norm
+from networks.norm import LayerNorm, elu, layer_norm
 
 flax_norm = nn.LayerNorm(use_scale=False, use_bias=False, epsilon=1e-5)
 
@@ -75,6 +75,25 @@ def test_two_networks_used_twice_have_flaxs_values_and_gradients():
     both = lambda f: jax.jit(jax.vmap(jax.value_and_grad(f, (0, 1)), (0, None)))(params, x)
     # Sums of some hundred terms of order 1 in another order: 1e-5 of the largest.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), both(ours), both(plain))
+
+
+def test_the_module_has_flaxs_parameters_values_and_gradients():
+    x, modules = normal(1, 3, 4, 8), (LayerNorm(), nn.LayerNorm(epsilon=1e-5))
+    x = x * 10.0 ** jnp.arange(-3, 1)[None, :, None]  # rows of variance 1e-6, where epsilon decides, to 1
+    begun = LayerNorm().init(jax.random.key(0), x)
+    assert jax.tree.map(jnp.shape, begun) == {"params": {"scale": (8,), "bias": (8,)}}
+    assert (begun["params"]["scale"] == 1).all() and not begun["params"]["bias"].any()
+    params, weights = {"params": {"scale": normal(2, 8), "bias": normal(3, 8)}}, normal(4, 3, 4, 8)
+
+    def both(module):
+        total = lambda params, x: (y := module.apply(params, x), jnp.sum(weights * y))[::-1]
+        return jax.jit(jax.value_and_grad(lambda *a: total(*a), (0, 1), has_aux=True))(params, x)
+
+    (_, ours), our_grads = both(modules[0])
+    (_, theirs), their_grads = both(modules[1])
+    # A root of 3e-3 makes gradients of some hundred; float32 rounds the variance of the smallest rows
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), our_grads, their_grads)
 
 
 def test_the_kernels_gradient_by_hand():

@@ -9,12 +9,13 @@ import pytest
 import tiny
 from probes import PROBES
 
+from envs.types import EnvAndData
 from runner import run
 
 CASES = [
     pytest.param(name, action_type, marks=[] if name == "iqn" else pytest.mark.slow)
     for name in tiny.NAMES
-    if tiny.kind(tiny.load(name)) == "env"
+    if tiny.kind(tiny.load(name)) in ("env", "env_and_demos")
     for action_type in tiny.load(name).ACTIONS
 ]
 
@@ -39,10 +40,11 @@ def learned(name, action_type):
     algo, results = tiny.load(name), {}
     for probe_name, probe in PROBES.items():
         env = probe.env(continuous=action_type == "continuous")
+        source = env if tiny.kind(algo) == "env" else EnvAndData(env, None)
         config = tiny.config(algo, **tiny.LEARNING, gamma=probe.gamma)
         configs = run.broadcast(config, 1)
-        carry = run.init(algo, configs, env, jax.random.split(jax.random.key(7), 1))
-        carry = run.advance(algo, configs, env, carry, tiny.LEARNING_STEPS)
+        carry = run.init(algo, configs, source, jax.random.split(jax.random.key(7), 1))
+        carry = run.advance(algo, configs, source, carry, tiny.LEARNING_STEPS)
         results[probe_name] = algo, config, env, tiny.run_of(carry.states.params, 0)
     return results
 
@@ -71,6 +73,18 @@ def test_values_are_the_optimal_ones(name, action_type, probe_name):
     values = (Q_OF | V_OF)[name](algo, config, env.spec, params, env.features[: len(expected)])
     # Errors that the probes look for move a value by 1/6 or more.
     np.testing.assert_allclose(values, np.broadcast_to(expected, values.shape), atol=TOLERANCE.get(name, 0.01))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe_name", [name for name, probe in PROBES.items() if all(a == b for a, b in probe.q)])
+def test_every_bin_of_cqn_has_the_value_of_the_state_where_actions_do_not_matter(probe_name):
+    algo, config, env, params = learned("cqn", "continuous")[probe_name]
+    expected = np.asarray(PROBES[probe_name].q, np.float32)[:, 0]  # (S,)
+    obs = env.features[: len(expected)]
+    midpoints = algo.greedy(config, env.spec, params.critic, obs, jax.random.key(3))[2]
+    q = algo.values(config, algo.all_levels(config, env.spec, params.critic, obs, midpoints))  # (S, L, D, B)
+    # Errors that the probes look for move a value by 1/6 or more; the target lags behind by 1/100.
+    np.testing.assert_allclose(q, np.broadcast_to(expected[:, None, None, None], q.shape), atol=0.05)
 
 
 @pytest.mark.parametrize("probe_name", PROBES)

@@ -12,6 +12,7 @@ import pytest
 import tiny
 from gymnasium.envs.registration import EnvSpec
 
+from envs.gym_env import GOAL
 from envs.types import Transition, continuous_spec, discrete_spec
 from replay import d4rl_scores, datasets, readers
 from runner.check import BadInput
@@ -83,7 +84,7 @@ def collect(minari, name, episodes, data_format="hdf5", **kwargs):
         for action in acts:
             env.step(np.float32([action]) if name == "Walk" else np.int64(action))
     with pytest.warns(UserWarning):  # no author, no link
-        env.create_dataset("tests/walk-v0", eval_env=f"{name}-v0")
+        env.create_dataset("tests/walk-v0", eval_env=None if kwargs else f"{name}-v0")
     env.close()
 
 
@@ -130,7 +131,7 @@ def test_a_goal_environment_is_structured_or_by_name_one_vector(minari):
     flat = readers.minari("minari-flat:tests/walk-v0")
     # Gymnasium's own order is the alphabet's: achieved_goal, desired_goal, observation.
     same(flat, obs=np.array([[0, 7, 0, 0], [0, 7, 0, 0]]), next_obs=np.array([[5, 7, 5, -5], [6, 7, 6, -6]]))
-    row = {key: np.float64(x[0]) for key, x in zip(readers.GOAL, dataset.transitions.next_obs, strict=True)}
+    row = {key: np.float64(x[0]) for key, x in zip(GOAL, dataset.transitions.next_obs, strict=True)}
     np.testing.assert_array_equal(
         flat.transitions.next_obs[0], gymnasium.spaces.flatten(Goals.observation_space, row).astype(np.float32)
     )
@@ -142,6 +143,26 @@ def test_the_environment_is_the_one_to_evaluate_in_with_its_parameters():
     assert readers.environment(both) == ("gym/B-v1", dict(maze=[[1, 0]], max_episode_steps=7), 7)
     assert readers.environment(dict(env_spec=spec("A-v1"))) == ("gym/A-v1", dict(max_episode_steps=7), 7)
     assert readers.environment({}) == (None, {}, 0)
+
+
+def test_of_the_environment_s_parameters_those_without_a_dict_are_kept(minari):
+    kept, nested = dict(maze=[[1, 0]], names=["a", None]), dict(option={"a": 1}, options=[{"b": 2}, 3])
+    collect(minari, "Walk", [[1]], **kept, **nested)
+    said = []
+    dataset = readers.minari("minari:tests/walk-v0", said.append)
+    assert dict(dataset.env_params) == dict(max_episode_steps=4, maze=((1, 0),), names=("a", None))
+    hash(dataset.env_params)
+    assert said == [
+        "dataset minari:tests/walk-v0: of its environment's parameters only numbers, words and lists of them are kept"
+    ]
+
+
+def test_integer_observations_stay_integers(minari):
+    space = gymnasium.spaces.Box(0, 99, (2,), np.int64)
+    write_minari(minari, obs=space, observations=np.array([[1, 2], [3, 4], [5, 6]]))
+    dataset = readers.minari("minari:tests/bad-v0")
+    assert dataset.spec.obs == jax.ShapeDtypeStruct((2,), "int32")
+    same(dataset, obs=np.array([[1, 2], [3, 4]]), next_obs=np.array([[3, 4], [5, 6]]))
 
 
 OURS = discrete_spec((jax.ShapeDtypeStruct((2,), "float32"), jax.ShapeDtypeStruct((1,), "bool")), 3, 5)
@@ -233,6 +254,9 @@ def test_a_minari_dataset_that_is_not_here_or_damaged_is_named(minari, tmp_path)
     with pytest.raises(BadInput, match="minari:no/such-v0 is not on this machine; `minari download no/such-v0`"):
         readers.minari("minari:no/such-v0")
     write_minari(minari)
+    for name in ("a/b", "/no/such/folder"):
+        with pytest.raises(BadInput, match=f"minari:{name} is no folder of a Minari dataset, and an id must be like"):
+            readers.minari(f"minari:{name}")
     (tmp_path / "tests" / "bad-v0" / "data" / "main_data.hdf5").write_bytes(b"nothing")
     with pytest.raises(BadInput, match="minari:tests/bad-v0 cannot be read"):
         readers.minari("minari:tests/bad-v0")
@@ -274,6 +298,21 @@ def test_images_of_ogbench_stay_bytes(tmp_path):
     same(dataset, obs=images[[0, 1, 3]], next_obs=images[[1, 2, 4]], truncated=np.array([0, 1, 1]))
 
 
+def test_rewards_in_an_ogbench_file_are_not_read_and_not_denied(tmp_path):
+    write_ogbench(tmp_path / "play.npz", rewards=np.ones(5))
+    dataset = readers.ogbench(str(tmp_path / "play.npz"), (said := []).append)
+    assert not dataset.transitions.reward.any()
+    assert said == [f"dataset {dataset.name}: its rewards are not read, which are of one task; all are 0"]
+
+
+def test_a_home_folder_is_expanded_in_every_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_ogbench(tmp_path / "walk.npz")
+    write_d4rl(tmp_path / "hopper.hdf5")
+    for name, num in (("ogbench:~/walk.npz", 3), ("~/walk.npz", 3), ("~/hopper.hdf5", 7)):
+        assert datasets.load(name).num_transitions == num
+
+
 def test_an_ogbench_file_is_known_by_its_content(tmp_path):
     write_ogbench(tmp_path / "theirs.npz")
     datasets.save(tmp_path / "ours.npz", datasets.admit(ours(), OURS, "ours"))
@@ -285,7 +324,11 @@ BAD_OGBENCH = {
     "missing": (dict(actions=None), " has no actions; it has observations, terminals"),
     "lengths": (dict(actions=np.zeros((4, 1))), ": lengths differ: observations 5, actions 4, terminals 5"),
     "open": (dict(terminals=np.array([0, 0, 1, 0, 0])), ": its last row, 4, ends no trajectory"),
-    "axes": (dict(terminals=np.zeros((5, 1))), r": terminals is \(5, 1\)"),
+    "axes": (dict(terminals=np.zeros((5, 1))), r": terminals is \(5, 1\); it must have 1 axes"),
+    "vector": (dict(actions=np.zeros(5)), r": actions is \(5,\); it must have 2 axes"),
+    "flag": (dict(terminals=np.array([0, 2, 1, 0, 1])), ": terminals is 2 at row 1; it must be 0 or 1"),
+    "nan flag": (dict(terminals=np.array([0, 0, 1, np.nan, 1])), ": terminals is nan at row 3; it must be 0 or 1"),
+    "scalar": (dict(terminals=np.array(1)), ": terminals is a single value; it must have a row for each step"),
     "integers": (dict(actions=np.zeros((5, 1), int)), ": actions are int64; only continuous"),
     "nan": (dict(observations=np.full((5, 1), np.nan)), ": obs is NaN or infinite at transition 0 of 3"),
     "empty": (dict(terminals=np.ones(5)), ": it is empty"),
@@ -304,6 +347,11 @@ def test_a_bad_ogbench_file_is_one_line(tmp_path, name):
 def test_an_ogbench_file_that_is_missing_or_damaged_is_named(tmp_path):
     with pytest.raises(BadInput, match="ogbench:nowhere.npz does not exist"):
         readers.ogbench("ogbench:nowhere.npz")
+    with pytest.raises(BadInput, match=r"cannot be read \(.*File name too long"):
+        readers.ogbench(f"ogbench:{'a' * 300}.npz")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(BadInput, match=r"one.npy cannot be read \(it is a single array"):
+        readers.ogbench(f"ogbench:{tmp_path / 'one.npy'}")
     write_ogbench(path := tmp_path / "bad.npz", observations=np.random.default_rng(0).normal(size=(5, 99)))
     path.write_bytes(path.read_bytes()[:900] + bytes(300) + path.read_bytes()[1200:])
     with pytest.raises(BadInput, match="bad.npz cannot be read"):
@@ -325,7 +373,9 @@ def write_d4rl(path, **changes):
     )
     with pytest.importorskip("h5py").File(path, "w") as file:
         for key, x in (arrays | changes).items():
-            if x is not None:
+            if isinstance(x, dict):
+                file.create_group(key).update(x)
+            elif x is not None:
                 file[key] = x
         file["infos/qpos"] = np.zeros((9, 3))
         file["metadata/algorithm"] = "SAC"
@@ -392,9 +442,23 @@ BAD_D4RL = {
     "timeouts": (dict(timeouts=np.zeros(7)), ": lengths differ: .*timeouts 7"),
     "shape": (dict(rewards=np.zeros((9, 2))), r": rewards is \(9, 2\); it must be \(9,\)"),
     "integers": (dict(actions=np.zeros(9, int)), ": actions are int64; only continuous"),
+    "matrices": (dict(actions=np.zeros((9, 2, 3))), r": actions is \(9, 2, 3\); it must have at most 2 axes"),
+    "scalar": (dict(rewards=np.float32(1)), ": rewards is a single value; it must have a row for each step"),
+    "group": (dict(rewards={"r": 1.0}), ": rewards is a group of r; only arrays are read"),
+    "groups": (dict(timeouts={}), ": timeouts is a group of nothing; only arrays are read"),
+    "flag": (
+        dict(terminals=np.float32([0, 0, 0, 0, 0.5, 1, 0, 0, 1])),
+        ": terminals is 0.5 at row 4; it must be 0 or 1",
+    ),
+    "nan flag": (
+        dict(timeouts=np.where(np.arange(9) == 6, np.nan, 0)),
+        ": timeouts is nan at row 6; it must be 0 or 1",
+    ),
+    "no ends": (dict(terminals=np.zeros(9), timeouts=np.zeros(9)), ": episode ends are missing: no row of 9 is"),
     "nan": (dict(actions=np.where(np.arange(9) == 6, np.nan, 0.0)), ": action is NaN or infinite at transition 5 of 7"),
     "no limit": (dict(timeouts=None), " has no timeouts, and its name does not say.*hopper-medium-v0.hdf5"),
     "empty": (dict(timeouts=np.ones(9)), ": it is empty"),
+    "no rows": ({key: np.zeros((0, 1)) for key in (*readers.D4RL, "timeouts")}, ": it is empty"),
     "minari": (dict(episode_0=np.zeros(1)), " is a part of a Minari dataset; give its folder, as minari:FOLDER"),
 }
 
@@ -471,7 +535,14 @@ def test_readers_are_imported_without_the_packages(monkeypatch):
     importlib.reload(readers)
 
 
-@pytest.mark.parametrize("kind", ["minari", "ogbench", "d4rl"])
+# Bytes that must be free: rows and their successors, twice on the CPU.
+#   minari   3 transitions of 2 x 8 of observations, 4, 4 and 2 flags: 78, twice
+#   ogbench  3 arrays of 5 numbers of 8 with headers of 128: 504, four times
+#   d4rl     9 rows of 16 of observations, 8 and 8 and a flag: 297, four times
+NEEDS = dict(minari="156 B", ogbench="2.0 kB", d4rl="1.2 kB")
+
+
+@pytest.mark.parametrize("kind", NEEDS)
 def test_data_larger_than_the_memory_are_refused_with_both_numbers(kind, tmp_path, monkeypatch, request):
     if kind == "minari":
         collect(request.getfixturevalue("minari"), "Walk", [[1, 2, 2]])
@@ -480,7 +551,7 @@ def test_data_larger_than_the_memory_are_refused_with_both_numbers(kind, tmp_pat
         name = str(tmp_path / ("hopper.hdf5" if kind == "d4rl" else "walk.npz"))
         (write_d4rl if kind == "d4rl" else write_ogbench)(name)
     monkeypatch.setattr(datasets.check, "available_memory", lambda: 100)
-    with pytest.raises(BadInput, match=r"needs .* of memory; 100 B available"):
+    with pytest.raises(datasets.NoRoom, match=f"needs {NEEDS[kind]} of memory; 100 B available"):
         getattr(readers, kind)(name)
 
 

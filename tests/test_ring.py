@@ -213,3 +213,14 @@ def test_a_scan_that_inserts_then_samples_updates_the_ring_in_place(n):
     assert memory.alias_size_in_bytes >= replay.words.nbytes
     assert memory.temp_size_in_bytes < 0.2 * replay.words.nbytes
     assert not tiny.copies_as_large_as(replay.words.size, compiled)
+
+
+def test_filled_ring_gives_each_environment_a_stretch_in_time_order():
+    # 7 transitions for 3 environments: two each, and one left out; the episode of five steps is cut at the seams.
+    t = np.arange(7, dtype=np.float32)
+    seven = Transition(t, t.astype(np.int32), t, t + 1, t == 4, t == 6)
+    replay = jax.jit(ring.fill)(ring.create(12, 3, jax.tree.map(lambda x: x[0], seven)), seven)
+    assert replay.data.reward[:2].tolist() == replay.data.obs[:2].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert replay.data.truncated[:2].tolist() == [[False] * 3, [True] * 3]
+    assert replay.data.terminated[:2].tolist() == [[False, False, True], [False] * 3]
+    assert (replay.inserted, replay.stored) == (2, 2) and not replay.data.reward[2:].any()

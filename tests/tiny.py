@@ -36,6 +36,10 @@ SIZES = dict(
     num_minibatches=2,
     num_epochs=2,
     offline_steps=3,
+    levels=2,
+    bins=3,
+    num_atoms=5,
+    demo_capacity=2_000,
 )
 
 # Settings that solve worlds of four states in `LEARNING_STEPS` steps. Tests that keep the static
@@ -76,6 +80,9 @@ LEARNING = dict(
     initial_temperature=1e-2,
     temperature_learning_rate=1e-9,
     target_update_rate=0.05,
+    num_atoms=21,
+    v_min=-2.0,
+    v_max=2.0,
 )
 
 
@@ -104,7 +111,7 @@ def source(algo):
             return _gymnax("Pendulum-v1")
         case "dataset", (action_type, *_):
             return dataset(action_type)
-        case "env_and_data", (action_type, *_):
+        case "env_and_data" | "env_and_demos", (action_type, *_):
             world = _gymnax("Pendulum-v1" if action_type == "continuous" else "CartPole-v1")
             return EnvAndData(world, dataset(action_type))
     raise LookupError(f"tests/tiny.py has no source of kind {kind(algo)!r}: add a small one")
