@@ -262,8 +262,7 @@ def greedy(config, spec: Spec, critic, obs, key):
 
 def at(logits, codes):
     """Those of the chosen bins: `(..., B, K)` and `(...,)` to `(..., K)`."""
-    chosen = jax.nn.one_hot(codes, logits.shape[-2])
-    return (logits * chosen[..., None]).sum(-2)
+    return jnp.take_along_axis(logits, codes[..., None, None], -2)[..., 0, :]
 
 
 def project(probabilities, reward, discount, z):

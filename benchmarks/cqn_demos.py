@@ -22,7 +22,7 @@ import numpy as np
 import tyro
 
 import envs
-from algos import bangbang_sac, bc, cqn
+from algos import bangbang_sac, bc, cqn, iql
 from envs.types import EnvAndData
 from replay import datasets, ring
 from runner import files, run, settings
@@ -36,7 +36,8 @@ LABELS = dict(
     cqn_demos="CQN, 20 demonstrations",
     cqn="CQN alone",
     sac_demos="SAC, demonstrations in its replay",
-    bc="behaviour cloning",
+    bc="behaviour cloning, squashed normal",
+    bc_plain="behaviour cloning, plain normal",
 )
 
 
@@ -49,7 +50,7 @@ class Options:
     demos: str | None = None
     """Dataset; None: that of the sweep file."""
     arms: tuple[str, ...] = tuple(LABELS)
-    """Of cqn_demos, cqn, sac_demos, bc."""
+    """Of cqn_demos, cqn, sac_demos, bc, bc_plain."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """All of an arm are trained at once."""
     steps: int | None = None
@@ -98,6 +99,9 @@ def arm(name: str, config: cqn.Config, source: EnvAndData, steps: int) -> tuple:
         case "bc":
             sizes = dict(hidden=config.hidden, batch_size=config.batch_size, learning_rate=config.learning_rate)
             return bc, bc.Config(**sizes), source.dataset, steps // updates
+        case "bc_plain":  # IQL's policy where no action weighs more than another
+            sizes = dict(hidden=config.hidden, batch_size=config.batch_size, learning_rate=1e-3, normalize_obs=True)
+            return iql, iql.Config(inverse_temperature=0.0, anneal_steps=0.0, **sizes), source.dataset, steps // updates
     raise ValueError(f"no arm {name!r}; there are {', '.join(LABELS)}")
 
 
@@ -131,7 +135,7 @@ def report(found: dict, options: Options, title: str):
         by_seed = ", ".join(f"{s:.2f}" for s in score)
         lines.append(f"| {LABELS[name]} | {iqm(score):.2f} [{low:.2f}, {high:.2f}] | {score.mean():.2f} | {by_seed} |")
         steps, success = [p["env_steps"] for p in points], np.array([p["success"] for p in points])
-        axis.plot(steps, success.mean(1), label=LABELS[name], linestyle="--" if name == "bc" else "-")
+        axis.plot(steps, success.mean(1), label=LABELS[name], linestyle="--" if name.startswith("bc") else "-")
         axis.fill_between(steps, success.min(1), success.max(1), alpha=0.15)
     axis.set(xlabel="env steps", ylabel="success: mean, and range of seeds", ylim=(-0.02, 1.02), title=title)
     axis.legend(loc="lower right")

@@ -7,7 +7,8 @@
 
 An environment has `spec`, `num_envs`, `reset(key) -> state` and `step(key, state, action) ->
 (state, transition, finished)`; `state.obs` is what to act on (docs/protocol.md). Any of them takes the
-parameters `frame_stack` (envs/frame_stack.py), `action_cost` and `action_change_cost` (envs/action_cost.py).
+parameters `frame_stack` (envs/frame_stack.py), `action_cost` and `action_change_cost` (envs/action_cost.py);
+brax/reacher and brax/pusher take `success_distance` (envs/success.py).
 
 `envs.evaluation` builds one to evaluate in, which may also be Gymnasium's, `gym/<id>` (envs/gym_env.py).
 """
@@ -47,12 +48,14 @@ def make(
     frame_stack: int = 1,
     action_cost: float = 0.0,
     action_change_cost: float = 0.0,
+    success_distance: float | None = None,
     **params,
 ):
     """Builds `num_envs` vectorised copies of the environment `name`.
 
     Args: frame_stack, observations that one is made of: the current one and those before it;
         action_cost and action_change_cost, weights of costs taken from the reward (envs/action_cost.py);
+        success_distance, where given, makes success the only reward (envs/success.py);
         params, the environment's own parameters, for example `length=0.7` or `backend="spring"`.
     Raises: ValueError naming the closest known ids where `name` is unknown, or the closest
         parameter where one is.
@@ -62,7 +65,13 @@ def make(
         raise ValueError(f"num_envs {num_envs} must be at least 1")
     given = dict(frame_stack=frame_stack, action_cost=action_cost, action_change_cost=action_change_cost)
     given = convert(name, given, dict(frame_stack=1, action_cost=0.0, action_change_cost=0.0), ("frame_stack",))
+    if success_distance is not None:
+        from envs import success
+
+        success_distance = success.check(name, success_distance)
     env = module.make(rest, num_envs, **params)
+    if success_distance is not None:
+        env = success.wrap(env, name, success_distance)
     if given["action_cost"] or given["action_change_cost"]:
         from envs.action_cost import wrap
 

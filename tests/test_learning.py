@@ -54,3 +54,12 @@ def test_iql_is_far_above_its_data_and_their_cloning(tmp_path):
     runs = np.array([[x["eval_return"] for x in lines if x["run"] == r] for r in range(2)])
     # The data return -730 on average, cloning them -461; five seeds of IQL were at -173 to -150.
     assert (runs[:, -3:].mean(1) >= -250).all(), runs
+
+
+@pytest.mark.slow
+def test_cqn_swings_the_pendulum_up(tmp_path):
+    assert main("--algo", "cqn", "--steps", 10_000, "--run-dir", tmp_path / "run") == 0
+    lines = metrics(tmp_path / "run")
+    runs = np.array([[x["eval_return"] for x in lines if x["run"] == r] for r in range(2)])
+    # Random actions get -1,200.
+    assert (runs[:, -3:].mean(1) >= -250).all(), runs
