@@ -59,6 +59,7 @@ from envs.types import (
 )
 from networks import dense
 from networks.conv import MinAtarTorso
+from networks.orthogonal import orthogonal
 from networks.policies import POLICIES
 
 ACTIONS = ("continuous", "discrete")
@@ -132,7 +133,7 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs):
         if self.obs.shape[:2] == (10, 10):
-            x = MinAtarTorso((), nn.initializers.orthogonal(math.sqrt(2)))(obs)
+            x = MinAtarTorso((), orthogonal(math.sqrt(2)))(obs)
         else:
             x = obs.astype(jnp.float32).reshape(*obs.shape[: obs.ndim - self.obs.ndim], -1)
         for size in self.hidden:
@@ -145,7 +146,7 @@ class Network(nn.Module):
 
 
 def layer(size: int, scale: float) -> nn.Dense:
-    return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale), dot_general=dense.dot_general)
+    return nn.Dense(size, kernel_init=orthogonal(scale), dot_general=dense.dot_general)
 
 
 def policy_of(config, spec: Spec):

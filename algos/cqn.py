@@ -67,6 +67,7 @@ from envs.types import (
 )
 from networks import dense
 from networks.norm import LayerNorm
+from networks.orthogonal import orthogonal
 from networks.torso import vectors
 from replay import demos as demonstrations
 from replay import ring
@@ -169,7 +170,7 @@ class Stream(nn.Module):
 
     @nn.compact
     def __call__(self, parts, more):
-        layer = dict(kernel_init=nn.initializers.orthogonal(), dot_general=dense.dot_general)
+        layer = dict(kernel_init=orthogonal(), dot_general=dense.dot_general)
         if self.bottleneck:
             parts = [nn.tanh(LayerNorm()(nn.Dense(self.bottleneck, use_bias=False, **layer)(x))) for x in parts]
         x = jnp.concatenate([*parts, more], -1)
@@ -262,8 +263,7 @@ def greedy(config, spec: Spec, critic, obs, key):
 
 def at(logits, codes):
     """Those of the chosen bins: `(..., B, K)` and `(...,)` to `(..., K)`."""
-    chosen = jax.nn.one_hot(codes, logits.shape[-2])  # a gather here slows the training loop down many times on a CPU
-    return (logits * chosen[..., None]).sum(-2)
+    return jnp.take_along_axis(logits, codes[..., None, None], -2)[..., 0, :]
 
 
 def project(probabilities, reward, discount, z):

@@ -39,13 +39,14 @@ import optax
 from envs.types import Count, Example, Fraction, NonNegative, Positive, Spec, Widths, pytree, static, zeros
 from networks import dense, ensemble
 from networks.mlp import MLP
+from networks.orthogonal import orthogonal
 from networks.policies import Categorical
 from networks.torso import flat
 from replay import datasets
 
 ACTIONS = ("continuous", "discrete")
 REWARDS = ("raw", "return_range", "minus_one")
-INIT = nn.initializers.orthogonal(math.sqrt(2))  # of every layer, the last too
+INIT = orthogonal(math.sqrt(2))  # of every layer, the last too
 
 
 @pytree
