@@ -4,6 +4,7 @@
     brax/hopper, brax/ant, ...           Brax (`backend`: spring, generalized, positional, mjx)
     playground/CheetahRun, ...           MuJoCo Playground's DM Control suite (extra `playground`)
     maze/medium, maze/medium-goals, ...  point mazes with one goal, or with a goal drawn for each episode
+    mdp/slippery, mdp/chain, ...         small MDPs that dynamic programming solves exactly
 
 An environment has `spec`, `num_envs`, `reset(key) -> state` and `step(key, state, action) ->
 (state, transition, finished)`; `state.obs` is what to act on (docs/protocol.md). Any of them takes the
@@ -24,6 +25,7 @@ SUITES = {
     "brax": "envs.brax_env",
     "playground": "envs.playground_env",
     "maze": "envs.maze",
+    "mdp": "envs.mdps",
 }
 
 
@@ -69,7 +71,7 @@ def make(
         from envs import success
 
         success_distance = success.check(name, success_distance)
-    env = module.make(rest, num_envs, **params)
+    env = getattr(module, "make_env", module.make)(rest, num_envs, **params)
     if success_distance is not None:
         env = success.wrap(env, name, success_distance)
     if given["action_cost"] or given["action_change_cost"]:

@@ -85,7 +85,7 @@ def act(algo, spec, configs, params, obs, keys, step):
 
 @dataclasses.dataclass(frozen=True)
 class GymEnv:
-    """An environment that only evaluates: it has `spec`, `num_envs` and `evaluate`, but no `reset` and `step`."""
+    """An environment that only evaluates: it has `spec`, `num_envs` and `episodes`, but no `reset` and `step`."""
 
     name: str  # as Gymnasium has it
     params: dict  # keyword arguments of `create`
@@ -95,11 +95,11 @@ class GymEnv:
     num_envs: int
 
     @quiet()
-    def evaluate(self, algo, configs, params, keys) -> dict:
-        """Plays `num_envs` episodes of every run. Args and returns as of runner.evaluate.evaluate.
+    def episodes(self, algo, configs, params, keys) -> dict:
+        """Plays `num_envs` episodes of every run. Args as of runner.evaluate.evaluate.
 
-        Returns: `(R,)` means. `eval_success` is the fraction of episodes with a step whose `info` says so, where it
-            says so at all. An episode ends where an action is not finite, and its return is then NaN.
+        Returns: `(R, num_envs)` by name. `episode_success` is whether an episode has a step whose `info` says so, where
+            any says anything. An episode ends where an action is not finite, and its return is then NaN.
         """
         if hasattr(algo, "begin"):
             raise ValueError(f"{algo.__name__} begins each episode in its own way, which gym/ cannot do")
@@ -131,11 +131,11 @@ class GymEnv:
                             said, success[at] = True, max(success[at], bool(info[word]))
                     if terminated or truncated:
                         del playing[at]
-        result = dict(eval_return=returns.mean(1), eval_length=lengths.mean(1))
+        result = dict(episode_return=returns, episode_length=lengths)
         if said:
-            result["eval_success"] = success.mean(1)
+            result["episode_success"] = success
         if (family := self.name.rpartition("-v")[0]) in D4RL:
-            result["eval_d4rl_score"] = d4rl_scores.normalized_score(D4RL[family], result["eval_return"])
+            result["episode_d4rl_score"] = d4rl_scores.normalized_score(D4RL[family], returns)
         return result
 
     def env_action(self, action: np.ndarray):

@@ -6,6 +6,9 @@ A branch b is one outcome of an action: a successor and one atom of the reward. 
 several branches; rows with fewer outcomes than the widest are padded with branches of probability 0. So a sweep over
 an MDP of S states and A actions is a gather over (S, A, B), not a product with a matrix of S^2 A numbers.
 
+A reward may be a vector of D numbers, `(S, A, B, D)`: changes of D stocks (networks/objectives.py, `homeostatic`). Such
+an MDP is solved by `algos/stock_dp.py` alone, and not played: a learner's reward is one number.
+
 An MDP ends in its terminal states, whose value is 0, and after `horizon` steps where it has one. Its `gamma` may be 1
 where there is a horizon or where every policy is sure to reach a terminal state.
 
@@ -38,7 +41,7 @@ class MDP:
     """A finite MDP. Floats have one dtype, float32 unless it was built within `jax.enable_x64`."""
 
     next_state: jax.Array  # (S, A, B) int32, successor of each branch
-    reward: jax.Array  # (S, A, B)
+    reward: jax.Array  # (S, A, B), or (S, A, B, D)
     probability: jax.Array  # (S, A, B), sums to one over B; 0 on padded branches
     terminal: jax.Array  # (S,) bool: absorbing, of value 0
     start: jax.Array  # (S,) distribution of the first state
@@ -58,26 +61,41 @@ class MDP:
     def num_branches(self) -> int:
         return self.next_state.shape[-1]
 
+    @property
+    def reward_size(self) -> int | None:
+        """D where rewards are vectors, None where they are numbers."""
+        return self.reward.shape[-1] if self.reward.ndim > self.next_state.ndim else None
+
+    @property
+    def spec(self) -> Spec:
+        """Of the environment that plays it without an `episode_length`."""
+        obs = jax.ShapeDtypeStruct((self.num_states + (self.horizon is not None),), jnp.float32)
+        return discrete_spec(obs, self.num_actions, self.horizon or 0)
+
 
 def tabulate(name: str, outcomes, gamma: float, horizon: int = 0, terminal=(), start=0) -> MDP:
     """An MDP from lists. A terminal state's own list is not read: it stays, for a reward of 0.
 
-    Args: outcomes, `outcomes[s][a]` a list of (probability, successor, reward), equal outcomes being added up;
-        horizon, env steps, 0 for endless; terminal, numbers of states; start, the first state, or S probabilities.
+    Args: outcomes, `outcomes[s][a]` a list of (probability, successor, reward), equal outcomes being added up, rewards
+        being numbers or tuples of D; horizon, env steps, 0 for endless; terminal, numbers of states; start, the first
+        state, or S probabilities.
     """
+    rewards = [r for actions in outcomes for branches in actions for _, _, r in branches]
+    nothing = 0.0 if not rewards or np.ndim(rewards[0]) == 0 else (0.0,) * len(rewards[0])
     merged = []
     for s, actions in enumerate(outcomes):
         for branches in actions:
             row = {}
-            for p, successor, r in [(1.0, s, 0.0)] if s in terminal else branches:
+            for p, successor, r in [(1.0, s, nothing)] if s in terminal else branches:
                 row[successor, r] = row.get((successor, r), 0.0) + p
             merged.append([(p, *key) for key, p in row.items()])
     width = max(map(len, merged))
     num_states, num_actions = len(outcomes), len(outcomes[0])
-    pad = lambda i, row: row + [(0.0, i // num_actions, 0.0)] * (width - len(row))
-    table = np.array([pad(i, row) for i, row in enumerate(merged)]).reshape(num_states, num_actions, width, 3)
+    pad = lambda i, row: row + [(0.0, i // num_actions, nothing)] * (width - len(row))
+    table = zip(*(branch for i, row in enumerate(merged) for branch in pad(i, row)), strict=True)
+    p, successor, reward = (np.array(x).reshape(num_states, num_actions, width, *np.shape(x)[1:]) for x in table)
     start = np.eye(num_states)[start] if np.ndim(start) == 0 else np.asarray(start, float)
-    return _mdp(name, table[..., 1], table[..., 2], table[..., 0], terminal, start, gamma, horizon)
+    return _mdp(name, successor, reward, p, terminal, start, gamma, horizon)
 
 
 def _mdp(name, next_state, reward, probability, terminal, start, gamma, horizon) -> MDP:
@@ -95,12 +113,15 @@ def _mdp(name, next_state, reward, probability, terminal, start, gamma, horizon)
 
 
 def dense(mdp: MDP) -> tuple[np.ndarray, np.ndarray]:
-    """The matrix of transitions, `(S, A, S)`, and the expected rewards, `(S, A)`, in its precision. Not for tracers."""
+    """The matrix of transitions, `(S, A, S)`, and the expected rewards, `(S, A)`, in its precision. Not for tracers.
+
+    Of a vector of rewards `(S, A, D)`.
+    """
     successor, reward, probability = (np.asarray(x) for x in (mdp.next_state, mdp.reward, mdp.probability))
     s, a, _ = np.indices(successor.shape)
     p = np.zeros((*successor.shape[:2], mdp.num_states), probability.dtype)
     np.add.at(p, (s, a, successor), probability)
-    return p, (probability * reward).sum(-1)
+    return p, (probability.reshape(*probability.shape, *[1] * (reward.ndim - 3)) * reward).sum(2)
 
 
 # Checks
@@ -126,10 +147,11 @@ def validate(mdp: MDP) -> MDP:
             refuse(f"{where}: {say(at)}")
 
     num_states = successor.shape[0] if successor.ndim == 3 else 0
+    sizes = reward.shape[3:] if reward.ndim == 4 and reward.shape[3] else ()  # (D,) where rewards are vectors
     if successor.ndim != 3 or 0 in successor.shape or successor.dtype.kind != "i":
         refuse(f"next_state {successor.dtype}{list(successor.shape)} must be integers [S, A, B], each at least 1")
     for name, x, shape in (
-        ("reward", reward, successor.shape),
+        ("reward", reward, successor.shape + sizes),
         ("probability", p, successor.shape),
         ("terminal", terminal, (num_states,)),
         ("start", start, (num_states,)),
@@ -144,7 +166,9 @@ def validate(mdp: MDP) -> MDP:
         (successor < 0) | (successor >= num_states),
         lambda i: f"next_state {successor[i]} must be from 0 to {num_states - 1}, on padded branches too",
     )
-    rows(~np.isfinite(reward), lambda i: f"reward {reward[i]} must be finite; give padded branches 0")
+    of_each = lambda wrong: wrong.any(-1) if sizes else wrong  # (S, A, B)
+    show = lambda r: r.tolist() if sizes else f"{r:g}"
+    rows(of_each(~np.isfinite(reward)), lambda i: f"reward {show(reward[i])} must be finite; give padded branches 0")
     rows(~(p >= 0), lambda i: f"probability {p[i]:g} must be at least 0; give padded branches 0")
     total = p.sum(-1, dtype=float)
     rows(
@@ -153,9 +177,9 @@ def validate(mdp: MDP) -> MDP:
     )
     here = np.arange(num_states)[:, None, None]
     rows(
-        terminal[:, None, None] & (p > 0) & ((successor != here) | (reward != 0)),
+        terminal[:, None, None] & (p > 0) & ((successor != here) | of_each(reward != 0)),
         lambda i: (
-            f"a terminal state goes to {successor[i]} for reward {reward[i]:g} and must stay for 0; "
+            f"a terminal state goes to {successor[i]} for reward {show(reward[i])} and must stay for 0; "
             "pay the reward on the way in, or make it not terminal"
         ),
     )
@@ -280,6 +304,37 @@ def exponential(gamma=0.5) -> MDP:
     """
     second = [[(1.0, 2, 0.0)], [(0.5, 2, 2.2), (0.5, 2, -1.0)]]
     return tabulate("exponential", [[[(1.0, 1, 0.0)]] * 2, second, [[], []]], gamma, 2, (2,))
+
+
+def homeostat(horizon=10, gamma=1.0) -> MDP:
+    """Something to keep in balance: rewards are changes of a stock, such as food in the body.
+
+        (0) hungry ground   action 0, rest: 1/2 0, 1/2 -1          action 1, forage -> (1): -1
+        (1) feeding ground  action 0, eat: 3/4 +2, 1/4 0           action 1, leave -> (0): -1
+
+    What it is worth to eat depends on the stock: nothing in the state tells it. The greatest mean is reached by eating
+    to the end. Source: our example of homeostatic regulation, for Pires et al., JMLR 2025.
+    """
+    rows = [
+        [[(0.5, 0, 0.0), (0.5, 0, -1.0)], [(1.0, 1, -1.0)]],
+        [[(0.75, 1, 2.0), (0.25, 1, 0.0)], [(1.0, 0, -1.0)]],
+    ]
+    return tabulate("homeostat", rows, gamma, horizon)
+
+
+def two_stocks(horizon=6, gamma=1.0) -> MDP:
+    """Two stocks to keep in balance, food and water: a reward is the pair of their changes.
+
+        (0) meadow   action 0, eat: 3/4 (+2, -1), 1/4 (0, -1)      action 1, walk -> (1): (-1, -1)
+        (1) spring   action 0, drink: (-1, +2)                     action 1, walk -> (0): (-1, -1)
+
+    Source: our example of homeostatic regulation of a vector, for Pires et al., JMLR 2025.
+    """
+    rows = [
+        [[(0.75, 0, (2.0, -1.0)), (0.25, 0, (0.0, -1.0))], [(1.0, 1, (-1.0, -1.0))]],
+        [[(1.0, 1, (-1.0, 2.0))], [(1.0, 0, (-1.0, -1.0))]],
+    ]
+    return tabulate("two_stocks", rows, gamma, horizon)
 
 
 def sure_or_gamble(gamma=0.5) -> MDP:
@@ -432,7 +487,8 @@ BUILDERS = {
     f.__name__: f
     for f in (
         *(chain, two_state, bernoulli, three_state, all_optimal, safe_risky, tie),
-        *(gamble, bandit, menu, exponential, sure_or_gamble, slippery, cliff, garnet),
+        *(gamble, bandit, menu, exponential, homeostat, two_stocks, sure_or_gamble),
+        *(slippery, cliff, garnet),
     )
 }
 COUNTS = ("length", "states", "actions", "branches", "reward_atoms")  # at least 1
@@ -549,13 +605,18 @@ def env(mdp: MDP, num_envs: int = 1, episode_length: int = 0) -> Sampler:
     Args: episode_length, env steps after which an episode is truncated; 0: never.
 
     It draws and pays in float32, whatever the MDP's precision.
+    Raises: ValueError where rewards are vectors.
     An endless MDP without an `episode_length` may never end an episode, and an evaluation of one would not return.
     """
+    if mdp.reward_size is not None:
+        raise ValueError(
+            f"{mdp.name}: rewards are vectors of {mdp.reward_size} and an environment's are numbers; "
+            "solve it by --algo stock_dp with the objective homeostatic, or give each branch one number"
+        )
     narrow = lambda x: jnp.asarray(np.asarray(x, np.float32)) if x.dtype == np.float64 else x
     mdp = jax.tree.map(narrow, mdp)
     limits = [limit for limit in (mdp.horizon, episode_length) if limit]
-    obs = jax.ShapeDtypeStruct((mdp.num_states + (mdp.horizon is not None),), jnp.float32)
-    return Sampler(mdp, discrete_spec(obs, mdp.num_actions, min(limits, default=0)), num_envs, episode_length)
+    return Sampler(mdp, mdp.spec._replace(max_episode_steps=min(limits, default=0)), num_envs, episode_length)
 
 
 def make_env(name: str, num_envs: int, **params) -> Sampler:

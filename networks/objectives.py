@@ -37,6 +37,9 @@ Tail = Annotated[float, Interval(0, 1, open_low=True)]  # a probability that is 
 # their fields are, and `jit` may then run on one the program that it compiled for the other.
 
 
+# `slopes` of f below and above its kink at 0; an f without them is not piecewise linear.
+
+
 class Kinked:
     """f(x) = left (x)_- + right (x)_+, of `slopes` (left, right); (x)_- = min(x, 0) and (x)_+ = max(x, 0)."""
 
@@ -56,7 +59,7 @@ class Mean:
     """E G, whatever the stock."""
 
     name: str = static(default="mean")
-    formula, degree, lipschitz = "x", 1, 1.0
+    formula, degree, lipschitz, slopes = "x", 1, 1.0, (1.0, 1.0)
 
     def f(self, x):
         return x
@@ -100,7 +103,7 @@ class DesiredReturn:
 
     target: Real = 0.0
     name: str = static(default="desired_return")
-    formula, degree, lipschitz = "-abs(x)", 1, 1.0
+    formula, degree, lipschitz, slopes = "-abs(x)", 1, 1.0, (1.0, -1.0)
 
     def f(self, x):
         return -jnp.abs(x)
@@ -229,7 +232,10 @@ def grid_error(objective, step):
     h has slopes between scale left - 1 and scale right - 1, f's own being left and right. 0 where c0 is fixed.
     """
     search, scale, _ = outer(objective)
-    return 0.0 if search == "fixed" else step / 2 * max(abs(scale * slope - 1) for slope in objective.slopes)
+    if search == "fixed":
+        return 0.0
+    left, right = (jnp.abs(scale * slope - 1) for slope in objective.slopes)
+    return step / 2 * jnp.maximum(left, right)
 
 
 def check(objective, gamma: float, horizon: int | None):

@@ -130,20 +130,26 @@ def insert(replay: Replay, transition: Transition) -> Replay:
 
 
 def sample(replay: Replay, key: jax.Array, batch_size: int) -> jax.Array:
-    """Draws `batch_size` slots, `(batch_size,)` int32, each in proportion to its priority, with replacement.
+    """Draws `batch_size` slots, `(batch_size,)` int32, each in proportion to its priority, with replacement."""
+    return draw(replay, key, batch_size)[0]
+
+
+def draw(replay: Replay, key: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Slots as of `sample`, and the probability that each was drawn with, both `(batch_size,)`.
 
     A child is drawn at every level by a number of its own, so that 23 random bits are enough at any
     capacity. Where no slot can be drawn yet the result is meaningless.
     """
     index = jnp.zeros(batch_size, jnp.int32)
     uniform = jax.random.uniform(key, (len(replay.levels), batch_size))
+    total = replay.levels[-1].sum()
     for level, u in zip(replay.levels[::-1], uniform, strict=True):
         children = level.reshape(-1, FAN_OUT)[index]  # (B, FAN_OUT)
         cumulative = jnp.stack(list(accumulate(children.T)))  # (FAN_OUT, B); one after the other: it never falls
         drawn = u * cumulative[-1]  # u <= 1 - 2^-23: u x total rounds to less than the total
         child = (cumulative[:-1] <= drawn[None]).sum(0, dtype=jnp.int32)
         index = index * FAN_OUT + child
-    return index
+    return index, jnp.take_along_axis(children, child[:, None], 1)[:, 0] / total
 
 
 def windows(replay: Replay, slot, length: int) -> Transition:

@@ -22,7 +22,17 @@ from runner.check import BadInput
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+|[+-]?\d+\.0+")
 # Flags whose value is text: taken as it stands.
-TEXT = ("--run-dir", "--resume", "--env", "--dataset", "--eval-env", "--demos", "--init-from", "--wandb-project")
+TEXT = (
+    "--run-dir",
+    "--resume",
+    "--env",
+    "--dataset",
+    "--mdp",
+    "--eval-env",
+    "--demos",
+    "--init-from",
+    "--wandb-project",
+)
 WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 
 
@@ -100,7 +110,8 @@ def options(kind: settings.Kind, algo: types.ModuleType):
         source: Annotated[str, tyro.conf.arg(name=kind.flag)]
         """What it learns from; --list shows all."""
         steps: int
-        """Length of training: env steps over all environments, prefill included; from a dataset, gradient steps."""
+        """Length of training: env steps over all environments, prefill included; from a dataset, gradient steps; of
+        dynamic programming, sweeps."""
         seeds: tuple[int, ...]
         """One run each, all trained at once."""
         num_envs: own("num_envs", int)
@@ -137,7 +148,7 @@ def options(kind: settings.Kind, algo: types.ModuleType):
 
 def overview() -> str:
     return (
-        "usage: python scripts/train.py --algo NAME [--env ID | --dataset NAME] [--seeds 0 1 2] "
+        "usage: python scripts/train.py --algo NAME [--env ID | --dataset NAME | --mdp NAME] [--seeds 0 1 2] "
         "[--config.FIELD VALUE] ...\n\n"
         f"algorithms: {', '.join(settings.algorithms())}\n\n"
         "  --algo NAME                 trains NAME on its example task\n"

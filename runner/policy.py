@@ -5,6 +5,7 @@ action = algo.act(config, spec, params, obs[None], key)[0]
 """
 
 import json
+import types
 from pathlib import Path
 
 import jax
@@ -49,7 +50,36 @@ def environment(path: Path) -> tuple[str, dict]:
     saved = header(path)["settings"]
     if "dataset" in saved:
         return saved["dataset"]["eval_env"], saved["dataset"]["eval_env_params"]
+    if settings.kind_of(settings.load(saved["algo"])).flag == "mdp":
+        return f"mdp/{saved['source']}", saved["source_params"]
     return saved["source"], saved["source_params"]
+
+
+def own_environment(path: Path, num_envs: int, name: str | None = None, params: dict = types.MappingProxyType({})):
+    """`num_envs` copies of the environment that a policy was evaluated in, as its algorithm sees it, and its id.
+
+    Args: name, another environment's id; params, in place of the environment's own. Raises BadInput.
+    """
+    import envs
+
+    own_name, own_params = environment(path)
+    params = (dict(own_params) if name in (None, own_name) else {}) | dict(params)
+    name = name or own_name
+    algo = settings.load(header(path)["settings"]["algo"])
+    try:
+        env = envs.evaluation(name, num_envs, **params)
+    except ValueError as error:
+        raise BadInput(str(error).splitlines()[0]) from None
+    return (algo.wrap(env) if hasattr(algo, "wrap") else env), name
+
+
+def find(path: Path) -> Path:
+    """A policy file, or that of a run directory's best parameters. Raises BadInput where there is none."""
+    path = Path(path).expanduser()
+    found = path / "policy" / "best.msgpack" if path.is_dir() else path
+    if not found.is_file():
+        raise BadInput(f"{path} is no policy file and no run directory with policy/best.msgpack")
+    return found
 
 
 def load(path: Path, run: int = 0) -> tuple:
@@ -64,4 +94,4 @@ def load(path: Path, run: int = 0) -> tuple:
     abstract = jax.eval_shape(lambda key: algo.init(config, source, key), key).params
     stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(saved["seeds"]), *x.shape), x.dtype), abstract)
     params, _ = read(path, stacked)
-    return algo, config, source.spec, jax.tree.map(lambda x: x[run], params)
+    return algo, config, settings.spec_of(algo, source), jax.tree.map(lambda x: x[run], params)

@@ -36,15 +36,35 @@ class Kind(typing.NamedTuple):
 
 def make_envs(options, params: dict):
     """The environments to train in and, an instance of their own, to evaluate in."""
-    import envs
-
-    return tuple(envs.make(options.source, n, **params) for n in (options.num_envs, options.eval_episodes))
+    sizes = (options.num_envs, options.eval_episodes)
+    return tuple(environment(options.algo, options.source, n, params) for n in sizes)
 
 
 def one_env(saved: dict):
+    return environment(saved["algo"], saved["source"], saved["num_envs"], saved["source_params"])
+
+
+def environment(algo_name: str, name: str, num_envs: int, params: dict):
+    """An environment as the algorithm sees it: through its own `wrap`, where it has one."""
     import envs
 
-    return envs.make(saved["source"], saved["num_envs"], **saved["source_params"])
+    env, algo = envs.make(name, num_envs, **params), load(algo_name)
+    return algo.wrap(env) if hasattr(algo, "wrap") else env
+
+
+def make_mdp(options, params: dict):
+    """The MDP, and itself again to be evaluated in exactly."""
+    from envs import mdps
+    from runner.evaluate import Exact
+
+    mdp = mdps.make(options.source, **params)
+    return mdp, Exact(mdp)
+
+
+def one_mdp(saved: dict):
+    from envs import mdps
+
+    return mdps.make(saved["source"], **saved["source_params"])
 
 
 def make_dataset(options, params: dict):
@@ -184,12 +204,27 @@ KINDS = {
         record=record_demos,
         stand_in=env_without_demos,
     ),
+    "mdp": Kind(
+        flag="mdp",
+        counter="sweeps",
+        unit="sweeps",
+        own=(),
+        make=make_mdp,
+        record=lambda *_: {},
+        stand_in=one_mdp,
+    ),
 }
 
 
 def algorithms() -> list[str]:
     """The names that `--algo` takes: the files of `algos/`."""
     return sorted(p.stem for p in (ROOT / "algos").glob("*.py") if p.stem != "__init__")
+
+
+def spec_of(algo, source):
+    """The Spec that `act` takes. An algorithm's own `wrap` is around an environment already, but not around an MDP."""
+    wrapped = kind_of(algo).flag == "mdp" and hasattr(algo, "wrap")
+    return algo.wrap(source).spec if wrapped else source.spec
 
 
 def load(name: str) -> types.ModuleType:

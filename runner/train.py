@@ -231,7 +231,7 @@ class Training:
         states = self.carry.states
         chunk_keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(k, EVAL), self.next_chunk))(self.keys)
         evaluated = evaluate(self.algo, self.configs, self.eval_env, states.params, chunk_keys)
-        counters = {n: getattr(states, n) for n in ("env_steps", "gradient_steps") if hasattr(states, n)}
+        counters = {n: getattr(states, n) for n in ("env_steps", "gradient_steps", "sweeps") if hasattr(states, n)}
         counters, measured = jax.device_get((counters, {**evaluated, **run.finish(self.carry.metrics)}))
         self.carry = run.start_chunk(self.carry)
         lines = []
@@ -367,7 +367,8 @@ def announce(console, launch: Launch, described: dict, run_dir: Path, memory: st
         say(f"evaluated in {with_params(dataset['eval_env'], dataset['eval_env_params'])}")
     else:
         source = with_params(options.source, launch.source_params)
-        say(f"{options.algo} on {source}: {length}, {options.num_envs} environments")
+        num_envs = f", {options.num_envs} environments" if options.num_envs else ""
+        say(f"{options.algo} on {source}: {length}{num_envs}")
     if "demonstrations" in described:
         say(f"demonstrations {options.demos}: {datasets.summary(described['demonstrations']['statistics'])}")
     say(f"seeds {', '.join(map(str, options.seeds))}; settings: {launch.origin}, then the command line")

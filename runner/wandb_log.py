@@ -9,7 +9,7 @@ from runner.check import BadInput
 from runner.stats import iqm
 
 # Columns of metrics.jsonl that name a line rather than measure something.
-COUNTERS = ("env_steps", "gradient_steps")  # the first that an algorithm has is the x axis
+COUNTERS = ("env_steps", "gradient_steps", "sweeps")  # the first that an algorithm has is the x axis
 KEYS = ("run", "seed", "chunk", *COUNTERS)
 
 

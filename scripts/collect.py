@@ -66,14 +66,14 @@ def behaviour(path: str, options: Options, spec):
     if path == "random":
         return builtin.uniform(spec), ()
     algo, config, own_spec, params = policy.load(path, options.run)
+    if hasattr(algo, "begin"):
+        raise BadInput(f"{check.name_of(algo)} begins each episode in its own way, which --policy does not do yet")
     own, its = datasets.shapes(own_spec), datasets.shapes(spec)
     if own != its:
         raise BadInput(f"{path} is for {own}; the environment has {its}")
     name = "explore" if options.sample else "act"
     if not hasattr(algo, name):
         raise BadInput(f"{check.name_of(algo)} has no {name}; leave --sample out, for its likeliest action")
-    if hasattr(algo, "begin"):
-        raise BadInput(f"{check.name_of(algo)} begins each episode in its own way, which --policy does not do yet")
     return lambda params, obs, key: getattr(algo, name)(config, spec, params, obs, key), params
 
 

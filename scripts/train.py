@@ -29,6 +29,7 @@ def use_compilation_cache():
 def show_list():
     """Algorithms, environments and datasets with their action types."""
     import envs
+    from envs import mdps
     from replay import builtin
     from runner import settings
 
@@ -42,6 +43,9 @@ def show_list():
     print()
     for name, dataset in builtin.TABLE.items():
         print(f"{name:<28} {envs.action_type(dataset.env):<12} {dataset.env}: {dataset.about}")
+    print()
+    for name, build in mdps.BUILDERS.items():
+        print(f"--mdp {name:<22} {build.__doc__.splitlines()[0]}")
 
 
 def main(argv: list[str]) -> int:

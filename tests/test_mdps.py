@@ -26,7 +26,8 @@ def exact(name, **params):
 def outcomes(mdp, s, a):
     """{(successor, reward): probability} of the branches that can happen."""
     branches = zip(*(np.asarray(x)[s, a] for x in (mdp.next_state, mdp.reward, mdp.probability)), strict=True)
-    found = [((int(n), float(r)), float(p)) for n, r, p in branches if p > 0]
+    number = lambda r: tuple(r.tolist()) if r.ndim else float(r)  # a vector of rewards is a tuple
+    found = [((int(n), number(r)), float(p)) for n, r, p in branches if p > 0]
     assert len(dict(found)) == len(found)  # equal outcomes are one branch
     return dict(found)
 
@@ -89,6 +90,18 @@ BY_HAND = [
     ("bandit", {(0, 0): {(1, 2): 1}, (0, 1): {(1, 0): 0.75, (1, 4): 0.25}}, (1,), 1.0, 1),
     ("menu", {(0, 0): {(0, 0): 1}, (0, 1): {(0, 1): 1}, (0, 2): {(0, 3): 1}}, (), 1.0, 3),
     (
+        "two_stocks",
+        {
+            (0, 0): {(0, (2, -1)): 0.75, (0, (0, -1)): 0.25},
+            (0, 1): {(1, (-1, -1)): 1},
+            (1, 0): {(1, (-1, 2)): 1},
+            (1, 1): {(0, (-1, -1)): 1},
+        },
+        (),
+        1.0,
+        6,
+    ),
+    (
         "exponential",
         {
             (0, 0): {(1, 0): 1},
@@ -99,6 +112,18 @@ BY_HAND = [
         (2,),
         0.5,
         2,
+    ),
+    (
+        "homeostat",
+        {
+            (0, 0): {(0, 0): 0.5, (0, -1): 0.5},
+            (0, 1): {(1, -1): 1},
+            (1, 0): {(1, 2): 0.75, (1, 0): 0.25},
+            (1, 1): {(0, -1): 1},
+        },
+        (),
+        1.0,
+        10,
     ),
     ("sure_or_gamble", {(0, 0): {(0, 0.45): 1}, (0, 1): {(0, 0): 0.5, (0, 1): 0.5}}, (), 0.5, None),
     (
@@ -428,7 +453,7 @@ def test_an_episode_length_truncates_and_does_not_terminate():
     assert t.terminated[:, 0].tolist() == t.truncated[:, 0].tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("name", mdps.names())
+@pytest.mark.parametrize("name", [n for n in mdps.names() if mdps.make(n).reward_size is None])
 def test_every_sampler_keeps_the_contract(name):
     env = mdps.make_env(name, 3, episode_length=7)
     check_contract(env)
@@ -438,6 +463,24 @@ def test_every_sampler_keeps_the_contract(name):
 def test_a_sampler_of_float64_table_plays_in_float32():
     check_contract(mdps.env(exact("slippery"), 2))
     check_contract(mdps.env(exact("three_state"), 2, episode_length=5))
+
+
+# Vectors of rewards
+
+
+def test_vectors_of_rewards_are_padded_and_summed_as_numbers_are():
+    mdp = exact("two_stocks")
+    assert (mdp.reward.shape, mdp.reward_size, exact("menu").reward_size) == ((2, 2, 2, 2), 2, None)
+    assert mdp.reward[0, 1].tolist() == [[-1, -1], [0, 0]] and mdp.probability[0, 1].tolist() == [1, 0]
+    # 3/4 (2, -1) + 1/4 (0, -1) = (1.5, -1)
+    assert mdps.dense(mdp)[1].tolist() == [[[1.5, -1], [-1, -1]], [[-1, 2], [-1, -1]]]
+    own = mdps.tabulate("own", [[[(0.5, 1, (1.0, 2.0)), (0.5, 1, (1.0, 2.0))]], [[]]], 0.9, terminal=(1,))
+    assert outcomes(mdps.validate(own), 0, 0) == {(1, (1, 2)): 1} and outcomes(own, 1, 0) == {(1, (0, 0)): 1}
+
+
+def test_vectors_of_rewards_are_not_played():
+    with pytest.raises(ValueError, match="two_stocks: rewards are vectors of 2 and an environment's are numbers; "):
+        mdps.make_env("two_stocks", 2)
 
 
 # Refusals
@@ -488,6 +531,16 @@ def changed(name="three_state", **leaves):
             "gamble: state 2, action 1, branch 0: a terminal state goes to 0 for reward 0 and must stay for 0",
         ),
         (changed("gamble", reward={(2, 0, 0): 5.0}), "state 2, .* goes to 2 for reward 5 and must stay"),
+        (
+            changed("gamble", reward=jnp.zeros((3, 2, 2, 2)).at[2, 0, 0, 1].set(5)),
+            r"state 2, .* goes to 2 for reward \[0.0, 5.0\] and must stay for 0",
+        ),
+        (
+            changed("two_stocks", reward={(1, 0, 0, 1): np.nan}),
+            r"two_stocks: state 1, action 0, branch 0: reward \[-1.0, nan\] must be finite",
+        ),
+        (changed(reward=jnp.zeros((3, 2, 3, 0))), r"reward of shape \[3, 2, 3, 0\] must be \[3, 2, 3\]"),
+        (changed(reward=jnp.zeros((3, 2, 2, 2))), r"reward of shape \[3, 2, 2, 2\] must be \[3, 2, 3, 2\]"),
         (changed(gamma=jnp.float32(1.5)), "gamma 1.5 must be from 0 to 1"),
         (changed(gamma=jnp.float32(np.nan)), "gamma nan must be from 0 to 1"),
         (changed(gamma=jnp.ones(2)), r"gamma of shape \[2\] must be \[\]"),

@@ -179,6 +179,17 @@ def test_degrees_and_lipschitz_constants_are_those_of_f(objective, first, second
 
 
 @every
+@few
+@given(numbers)
+def test_slopes_are_those_of_f_and_only_kinked_ones_have_them(objective, x):
+    kinked = objective.name in ("mean", "lower_cvar", "upper_cvar", "mean_cvar", "desired_return")
+    assert hasattr(objective, "slopes") == kinked
+    if kinked:
+        left, right = objective.slopes
+        close(objective.f(array(x)), (left if x < 0 else right) * x)
+
+
+@every
 def test_where_no_constant_is_claimed_there_is_none_and_a_claimed_one_is_the_least(objective):
     if objectives.is_vector(objective):
         steepest = abs(objective.f(array([3.0, 4.0])) - objective.f(array([6.0, 8.0]))) / 5

@@ -120,6 +120,13 @@ def test_slots_are_drawn_in_proportion_to_their_priority():
     assert counts[2] == 0 and chisquare(counts[[0, 1, 3]], [10_000, 20_000, 50_000]).pvalue > 0.01  # a fixed seed
 
 
+def test_the_probability_of_a_draw_is_its_priority_over_the_sum():
+    priority = np.random.default_rng(0).uniform(1, 3, 5_000).astype(np.float32)
+    slot, probability = prioritised.draw(filled(5_000, priority), jax.random.key(2), 1_000)
+    expected = priority[np.asarray(slot)] / priority.sum(dtype=np.float64)
+    np.testing.assert_allclose(probability, expected, rtol=1e-5)  # 5,000 float32 terms in a tree
+
+
 def test_slots_of_a_deep_tree_are_drawn_in_proportion_to_their_priority():
     rng = np.random.default_rng(0)
     priority = rng.uniform(1, 3, 5_000).astype(np.float32) * (rng.random(5_000) < 0.7)

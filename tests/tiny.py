@@ -39,6 +39,9 @@ SIZES = dict(
     levels=2,
     bins=3,
     num_atoms=5,
+    max_nodes=512,
+    first_stocks="grid",
+    num_first_stocks=8,
     demo_capacity=2_000,
 )
 
@@ -91,7 +94,7 @@ def load(name: str):
 
 
 def kind(algo) -> str:
-    """`env`, `dataset` or `mdp`: the name of `init`'s second parameter says what it learns from."""
+    """`env`, `dataset`, `mdp`, ...: the name of `init`'s second parameter says what it learns from."""
     return list(inspect.signature(algo.init).parameters)[1]
 
 
@@ -103,17 +106,22 @@ def config(algo, **changes):
 
 
 def source(algo):
-    """A small world that the algorithm can learn from."""
+    """A small world that the algorithm can learn from, as it sees it."""
+    wrap = getattr(algo, "wrap", lambda env: env)
     match kind(algo), algo.ACTIONS:
         case "env", ("discrete", *_):
-            return _gymnax("CartPole-v1")
+            return wrap(_gymnax("CartPole-v1"))
         case "env", _:
-            return _gymnax("Pendulum-v1")
+            return wrap(_gymnax("Pendulum-v1"))
         case "dataset", (action_type, *_):
             return dataset(action_type)
         case "env_and_data" | "env_and_demos", (action_type, *_):
             world = _gymnax("Pendulum-v1" if action_type == "continuous" else "CartPole-v1")
             return EnvAndData(world, dataset(action_type))
+        case "mdp", _:
+            from envs import mdps
+
+            return mdps.make("garnet", states=4, terminals=1, horizon=3)
     raise LookupError(f"tests/tiny.py has no source of kind {kind(algo)!r}: add a small one")
 
 
