@@ -1,13 +1,13 @@
 """CQN, the coarse-to-fine Q-network: value-based control of continuous actions by zooming into the action space.
 
-The box [-1, 1]^D is refined L times. At each level every dimension is cut into B equal bins of its interval there, one
-is chosen by Q, and becomes the interval of the next level: B^L actions per dimension from L choices among B.
+The box [-1, 1]^D is refined L times. At each level every dimension is cut into A equal bins of its interval there, one
+is chosen by Q, and becomes the interval of the next level: A^L actions per dimension from L choices among A.
 
-    level l:   Q_l(s, a_{l-1}, k, d),  k = 0..B-1   one critic for all levels, told apart by a one-hot
+    level l:   Q_l(s, a_{l-1}, k, d),  k = 0..A-1   one critic for all levels, told apart by a one-hot
     a_l        midpoints of the intervals chosen at level l;  a_0 = 0
-    zoom       low' = low + w k,  high' = low' + w,  w = (high - low) / B
+    zoom       low' = low + w k,  high' = low' + w,  w = (high - low) / A
 
-Each level and dimension learns a distribution of returns on K atoms z of its own, towards
+Each level and dimension learns a distribution of returns on N atoms z of its own, towards
 
     k*         = argmax_k Q_l(s', a*_{l-1}, k, d), level by level, by the online critic
     target     = projection of r + gamma^n z, z ~ Qbar_l(s', a*_{l-1}, k*, d), by the target critic
@@ -24,20 +24,22 @@ An episode that ends in success is a demonstration from then on. `distributional
 squared errors instead, and L_fosd is left out.
 
 Index mapping. `codes[..., l, d]` is k of level l + 1 and `midpoints[..., l, d]` the entering a_l, l = 0..L-1. Logits
-are `(..., D, B, K)`, those of all levels `(B, L, D, B, K)`.
+are `(..., D, A, N)`, those of all levels `(B, L, D, A, N)`.
 
 Source: Seo, Uruc, James, "Continuous Control with Coarse-to-fine Reinforcement Learning", CoRL 2024 (arXiv 2407.07787);
 https://github.com/younggyoseo/CQN at 1932a05; for vectors younggyoseo/CQN-AS at 8cf806e and robobase-org/robobase at
 411b7c7. The paper's own text could not be read: names and equations are ours.
 
 Deviations:
-- A termination is one. The code of 1932a05 bootstraps from it in online episodes; `always_bootstrap` does so.
+- A termination is one. The code of 1932a05 bootstraps from it in online episodes; `always_bootstrap` does so, in
+  demonstrations too.
 - Batches are uniform over transitions; the code's are uniform over episodes, then over time.
 - Demonstrations of the dataset are never overwritten; the code's buffer forgets its oldest.
 - Imitated are the samples of the demonstrations' half. The code also imitates those of the other half that stem from
   demonstrations, all that this half holds too.
 - Pixels are not supported.
-- Published defaults are those of RLBench, but for `bottleneck`, which there reduces features of pixels.
+- Published defaults are those of RLBench, but for `bottleneck`, which there reduces features of pixels, and
+  `act_with_target`: the online critic acts, as in DMC.
 
 One `step` is `max(num_envs, train_period)` env steps, and one gradient step per `train_period` of them.
 """
@@ -47,6 +49,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from envs.types import (
@@ -74,6 +77,7 @@ from replay import ring
 
 ACTIONS = ("continuous",)
 INSIDE = 1 - 1e-6  # noisy actions are clipped to +-INSIDE before they are rounded to a bin
+MAX_CELLS = 2**23  # per dimension; codes are fixed points of float32 up to here
 LONGEST = 1_000  # transitions that are kept of a successful episode where episodes have no limit
 
 
@@ -94,9 +98,9 @@ class Config:
     success_reward: Real = 1.0  # an episode that terminates with at least this reward is a demonstration; published 1
     # Static: shape the program.
     levels: Count = static(default=3)  # L; published 3
-    bins: Count = static(default=5)  # B, of each interval; published 5
+    bins: Count = static(default=5)  # A, of each interval; published 5
     distributional: bool = static(default=True)  # atoms, or one expected value
-    num_atoms: Count = static(default=51)  # K; published 51
+    num_atoms: Count = static(default=51)  # N; published 51
     dueling: bool = static(default=True)  # a stream for what all bins share; published True, False (DMC states)
     n_step: Count = static(default=1)  # env steps in a return; published 1 (RLBench), 3 (DMC)
     target_period: Count = static(default=1)  # gradient steps between updates of the target; published 1, 100 (scalar)
@@ -180,7 +184,7 @@ class Stream(nn.Module):
 
 
 class Critic(nn.Module):
-    """Logits of all bins, `(..., D, B, K)`; K = 1 is the value itself."""
+    """Logits of all bins, `(..., D, A, N)`; N = 1 is the value itself."""
 
     size: int  # D
     bins: int
@@ -208,7 +212,7 @@ def network(config, spec: Spec) -> Critic:
 
 
 def logits_of(config, spec: Spec, critic, obs, midpoints, level):
-    """Logits of all bins, `(..., D, B, K)`. Args: obs, leaves `(..., *shape)`; midpoints `(..., D)`; level `(...,)`."""
+    """Logits of all bins, `(..., D, A, N)`. Args: obs, leaves `(..., *shape)`; midpoints `(..., D)`; level `(...,)`."""
     return network(config, spec).apply(critic, *inputs(config, spec, obs, midpoints, level))
 
 
@@ -221,25 +225,25 @@ def inputs(config, spec: Spec, obs, midpoints, level):
 
 
 def all_levels(config, spec: Spec, critic, obs, midpoints):
-    """Logits along a path, `(B, L, D, B, K)`. Args: obs, leaves `(B, *shape)`; midpoints `(B, L, D)`."""
+    """Logits along a path, `(B, L, D, A, N)`. Args: obs, leaves `(B, *shape)`; midpoints `(B, L, D)`."""
     obs = jax.tree.map(lambda x: x[:, None], obs)  # one for all levels
     return logits_of(config, spec, critic, obs, midpoints, jnp.arange(config.levels)[None])
 
 
 def support(config):
-    """The atoms z, `(K,)`, evenly spaced from v_min to v_max."""
+    """The atoms z, `(N,)`, evenly spaced from v_min to v_max."""
     return jnp.linspace(config.v_min, config.v_max, config.num_atoms)
 
 
 def values(config, logits):
-    """Q: the mean of the distribution on the atoms, or the one number. `(..., K)` to `(...,)`."""
+    """Q: the mean of the distribution on the atoms, or the one number. `(..., N)` to `(...,)`."""
     if not config.distributional:
         return logits[..., 0]
     return jnp.dot(jax.nn.softmax(logits), support(config), precision="highest")
 
 
 def choose(q, tolerance, key):
-    """The bins of the largest values, drawn where all lie within `tolerance`. `(..., D, B)` to `(..., D)` int32."""
+    """The bins of the largest values, drawn where all lie within `tolerance`. `(..., D, A)` to `(..., D)` int32."""
     tied = q.max(-1) - q.min(-1) < tolerance
     drawn = jax.random.randint(key, tied.shape, 0, q.shape[-1])
     return jnp.where(tied, drawn, q.argmax(-1).astype(jnp.int32))
@@ -262,34 +266,34 @@ def greedy(config, spec: Spec, critic, obs, key):
 
 
 def at(logits, codes):
-    """Those of the chosen bins: `(..., B, K)` and `(...,)` to `(..., K)`."""
+    """Those of the chosen bins: `(..., A, N)` and `(...,)` to `(..., N)`."""
     return jnp.take_along_axis(logits, codes[..., None, None], -2)[..., 0, :]
 
 
 def project(probabilities, reward, discount, z):
     """The law of r + discount Z on the atoms: each atom's mass, clipped to the ends, on its two neighbours.
 
-    Args: probabilities of Z `(B, ..., K)`; reward, discount `(B,)`; z `(K,)`, evenly spaced. Returns: `(B, ..., K)`.
+    Args: probabilities of Z `(B, ..., N)`; reward, discount `(B,)`; z `(N,)`, evenly spaced. Returns: `(B, ..., N)`.
     """
-    moved = jnp.clip(reward[:, None] + discount[:, None] * z[None], z[0], z[-1])  # (B, K)
-    distance = jnp.abs(moved[:, :, None] - z[None, None]) / (z[1] - z[0])  # (B, K, K), in atoms
+    moved = jnp.clip(reward[:, None] + discount[:, None] * z[None], z[0], z[-1])  # (B, N)
+    distance = jnp.abs(moved[:, :, None] - z[None, None]) / (z[1] - z[0])  # (B, N, N), in atoms
     return jnp.einsum("b...k,bkj->b...j", probabilities, jnp.clip(1 - distance, 0, 1), precision="highest")
 
 
 def cross_entropy(target, logits):
-    """-sum_j target_j log p_j: `(..., K)` both, to `(...,)`."""
+    """-sum_j target_j log p_j: `(..., N)` both, to `(...,)`."""
     return -(target * jax.nn.log_softmax(logits)).sum(-1)
 
 
 def dominance_loss(logits, codes):
-    """L_fosd of each sample, `(B,)`. Args: logits `(B, L, D, B, K)`; codes `(B, L, D)`."""
+    """L_fosd of each sample, `(B,)`. Args: logits `(B, L, D, A, N)`; codes `(B, L, D)`."""
     cdf = jnp.cumsum(jax.nn.softmax(logits), -1)
-    excess = jax.nn.relu(at(cdf, codes)[..., None, :] - cdf).sum(-1)  # (B, L, D, B)
+    excess = jax.nn.relu(at(cdf, codes)[..., None, :] - cdf).sum(-1)  # (B, L, D, A)
     return excess.mean((1, 2, 3))
 
 
 def margin_loss(q, codes, margin):
-    """L_margin of each sample, `(B,)`. Args: q `(B, L, D, B)`; codes `(B, L, D)`."""
+    """L_margin of each sample, `(B,)`. Args: q `(B, L, D, A)`; codes `(B, L, D)`."""
     chosen = at(q[..., None], codes)  # (B, L, D, 1)
     return jax.nn.relu(margin - (chosen - q)).mean((1, 2, 3))
 
@@ -297,8 +301,8 @@ def margin_loss(q, codes, margin):
 def losses(config, logits, codes, target, num_demos: int):
     """L of a batch whose last `num_demos` samples are demonstrations, and its parts.
 
-    Args: logits of all bins `(B, L, D, B, K)`; codes of the replayed actions `(B, L, D)`; target, the projected
-        distributions or values, `(B, L, D, K)`.
+    Args: logits of all bins `(B, L, D, A, N)`; codes of the replayed actions `(B, L, D)`; target, the projected
+        distributions or values, `(B, L, D, N)`.
     """
     chosen = at(logits, codes)
     error = cross_entropy(target, chosen) if config.distributional else jnp.square(target - chosen)[..., 0]
@@ -314,12 +318,12 @@ def losses(config, logits, codes, target, num_demos: int):
 
 
 def target_of(config, spec: Spec, params: Params, batch, discount, key):
-    """What each level and dimension learns towards, `(B, L, D, K)`: the online critic's choice, the target's value.
+    """What each level and dimension learns towards, `(B, L, D, N)`: the online critic's choice, the target's value.
 
     Args: batch, n-step transitions, leaves `(B, ...)`; discount `(B,)`, of their bootstrap value.
     """
     _, codes, midpoints = greedy(config, spec, params.critic, batch.next_obs, key)
-    next_logits = at(all_levels(config, spec, params.target, batch.next_obs, midpoints), codes)  # (B, L, D, K)
+    next_logits = at(all_levels(config, spec, params.target, batch.next_obs, midpoints), codes)  # (B, L, D, N)
     if config.distributional:
         return project(jax.nn.softmax(next_logits), batch.reward, discount, support(config))
     return batch.reward[:, None, None, None] + discount[:, None, None, None] * next_logits
@@ -366,10 +370,23 @@ def check(config, source: EnvAndData):
         raise ValueError(
             f"prefill {config.prefill} must be a multiple of {large}, the larger of num_envs and train_period"
         )
-    if not config.v_min < config.v_max:
-        raise ValueError(f"v_min {config.v_min} must be less than v_max {config.v_max}")
     if config.bins < 2 or (config.distributional and config.num_atoms < 2):
         raise ValueError(f"bins {config.bins} and num_atoms {config.num_atoms} must be at least 2")
+    if config.bins**config.levels > MAX_CELLS:
+        raise ValueError(
+            f"bins {config.bins} to the power of levels {config.levels} must be at most {MAX_CELLS}: float32 tells no "
+            "finer actions apart"
+        )
+    if config.distributional:
+        if not config.v_min < config.v_max:
+            raise ValueError(f"v_min {config.v_min} must be less than v_max {config.v_max}")
+        largest, float32 = max(abs(config.v_min), abs(config.v_max)), np.finfo(np.float32)
+        spacing = (config.v_max - config.v_min) / (config.num_atoms - 1)
+        if not (largest < float32.max / 4 and spacing > max(largest * float32.eps, float32.tiny)):
+            raise ValueError(
+                f"v_min {config.v_min} and v_max {config.v_max}: float32 cannot tell num_atoms {config.num_atoms} "
+                "between them apart; move them, or take fewer"
+            )
     if any(len(s.shape) > 1 for s in jax.tree.leaves(env.spec.obs)):
         raise ValueError(f"cqn reads vectors; this environment's observations are {env.spec.obs}")
     num_demos = dataset.num_transitions if dataset else 0
@@ -383,6 +400,10 @@ def check(config, source: EnvAndData):
     if dataset is None:
         return
     room = longest(config, env) * env.num_envs  # for what may end at once
+    if config.demo_capacity >= 2**31:
+        raise ValueError(
+            f"demo_capacity {config.demo_capacity} must be less than {2**31}; slots are counted in 32 bits"
+        )
     if num_demos + room > config.demo_capacity:
         raise ValueError(
             f"demo_capacity {config.demo_capacity} must hold the {num_demos} transitions of the demonstrations and "

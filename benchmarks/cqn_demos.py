@@ -110,8 +110,9 @@ def curve(name: str, config, source, eval_env, options: Options, steps: int) -> 
     algo, config, source, steps_per_update = arm(name, config, source, steps)
     configs, keys = run.broadcast(config, len(options.seeds)), jax.vmap(jax.random.key)(jnp.array(options.seeds))
     carry, points = run.init(algo, configs, source, keys), []
-    length = options.eval_period // steps_per_update // algo.period(config, source)
+    begun = getattr(config, "prefill", 0)  # env steps of the first period that `init` has made
     for chunk in range(1, steps // options.eval_period + 1):
+        length = (options.eval_period - begun * (chunk == 1)) // steps_per_update // algo.period(config, source)
         carry = run.advance(algo, configs, source, run.start_chunk(carry), length)
         eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1_000 + chunk))(keys)  # noqa: B023
         found = jax.device_get(evaluate(algo, configs, eval_env, carry.states.params, eval_keys))
@@ -154,13 +155,21 @@ def main(options: Options):
     source = EnvAndData(envs.make(options.env, values["num_envs"]), dataset)
     eval_env = envs.make(options.env, options.eval_episodes)
     path = options.out / "cqn_demos.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    of = dict(env=options.env, demos=demos, seeds=list(options.seeds), steps=steps)
+    of |= dict(eval_period=options.eval_period, eval_episodes=options.eval_episodes)
+    saved = json.loads(path.read_text()) if path.exists() else dict(of=of, arms={})
+    if saved["of"] != of:
+        raise SystemExit(f"error: {path} holds {saved['of']}, not {of}; choose another --out")
+    found = saved["arms"]
     for name in options.arms:
         if name not in found:
             found[name] = curve(name, values["config"], source, eval_env, options, steps)
-            files.write(path, json.dumps(found, indent=1).encode())
+            files.write(path, json.dumps(saved, indent=1).encode())
     report({name: found[name] for name in LABELS if name in found}, options, options.env)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    try:
+        main(tyro.cli(Options))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None

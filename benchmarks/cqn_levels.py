@@ -90,4 +90,7 @@ def main(options: Options):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    try:
+        main(tyro.cli(Options))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None

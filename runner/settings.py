@@ -132,6 +132,8 @@ def make_env_and_demos(options, params: dict):
     ours, its = (datasets.shapes(s) for s in (dataset.spec, env.spec))
     if ours != its:
         raise BadInput(f"demos {dataset.name} have {ours}; {options.source} has {its}; choose others by --demos")
+    if dataset.env not in (None, options.source):
+        raise BadInput(f"demos {dataset.name} are of {dataset.env}, not of {options.source}; choose others by --demos")
     return EnvAndData(env, dataset), eval_env
 
 

@@ -108,7 +108,8 @@ def test_seeds_differ_in_every_random_leaf(name, when):
 @pytest.mark.parametrize("name", [n for n in REPLAYS if tiny.kind(tiny.load(n)) == "env"])
 def test_seeds_begin_in_different_states(name):
     replay = launch(name).init().states.replay
-    oldest = jax.vmap(lambda replay: replay.data.obs)(replay)[:, 0]  # (R, num_envs, ...), as the first reset left them
+    obs = jax.tree.leaves(jax.vmap(lambda replay: replay.data.obs)(replay))[0]  # not the stock beside it
+    oldest = obs[:, 0]  # (R, num_envs, ...), as the first reset left them
     assert (oldest[0] != oldest[1]).any()
     assert (oldest[0, 0] != oldest[0, 1]).any()  # nor do environments begin alike
 

@@ -459,6 +459,53 @@ def test_a_batch_is_half_demonstrations():
         assert batch.reward.tolist() == [0] * 4 + [1] * 4 and discount.tolist() == [factor] * 8
 
 
+def test_both_halves_of_a_batch_are_of_n_steps():
+    # Three rows of rewards 2, and of 1 in the demonstrations: gamma 1/2, two steps: 2 + 1, and 1 + 1/2.
+    config = dataclasses.replace(CONFIG, gamma=0.5, n_step=2)
+    t = moved([0.0] * 3)
+    replay = ring.create(6, 2, jax.tree.map(lambda x: x[0], t))
+    for _ in range(3):
+        replay = ring.insert(replay, jax.tree.map(lambda x: x[:2], t._replace(reward=jnp.full(3, 2.0))))
+    ours = demos.create(6, t._replace(reward=jnp.ones(3), truncated=jnp.array([False, False, True])))
+    batch, discount = jax.jit(lambda *args: cqn.draw(config, *args))(replay, ours, key(0))
+    assert batch.reward[:4].tolist() == [3] * 4 and discount[:4].tolist() == [0.25] * 4
+    assert set(batch.reward[4:].tolist()) <= {1.5, 1.0}  # the last one's window ends with the episode
+    assert 1.5 in batch.reward[4:].tolist()
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    """States before and after one step of 2 rows of 16 environments and an update, with a replay that holds these rows
+    alone, whose rewards were not numbers before; at first and with a critic without ties."""
+    from envs import gymnax_env
+
+    source = EnvAndData(gymnax_env.make("Pendulum-v1", num_envs=16), None)
+    config = tiny.config(cqn, exploration_noise=0.5, capacity=32, prefill=32, train_period=32)
+    first = jax.jit(lambda key: cqn.init(config, source, key))(key(0))
+    poisoned = first.replay.data._replace(reward=jnp.full((2, 16), jnp.nan))
+    replay = dataclasses.replace(first.replay, words=ring.pack(first.replay.layout, poisoned))
+    leaves, tree = jax.tree.flatten(first.params.critic)
+    keys = jax.random.split(key(1), len(leaves))
+    critic = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
+    step = jax.jit(lambda state: cqn.step(config, source, state))
+    starts = [first._replace(replay=replay, params=cqn.Params(p, p)) for p in (first.params.critic, critic)]
+    return config, source, [(start, *step(start)) for start in starts]
+
+
+def test_a_step_explores_with_keys_of_its_own_and_learns_from_what_it_just_stored(stepped):
+    config, source, ((_, tied, _), (start, after, metrics)) = stepped
+    assert not tiny.same_bits(start.key, after.key)
+    # While all bins tie, actions are draws: two rows by one key would be equal.
+    action = np.asarray(tied.replay.data.action)  # (2, 16, 1)
+    assert (action[0] != action[1]).mean() > 0.5
+    # A critic without ties acts by what it sees: what differs is noise.
+    replay = after.replay.data
+    greedy = jax.jit(lambda obs: cqn.act(config, source.spec, start.params, obs, key(2)))(replay.obs.reshape(32, 3))
+    assert (np.abs(greedy.reshape(2, 16, 1) - replay.action) > 1e-3).mean() > 0.3
+    # Rewards that are not numbers are gone before the update samples.
+    assert np.isfinite(metrics["loss"]).all()
+
+
 class Scripted:
     """Environments whose transitions are known beforehand: of step t, leaves `(T, num_envs, ...)`; the state is t."""
 

@@ -44,7 +44,7 @@ def test_exploration_is_what_the_authors_probabilities_leave():
     # Their normalised rows have epsilon' / 2 on each of two bins, and 1 - epsilon' more on the best.
     row = GOLDEN["normalised_probs"][0][0]
     np.testing.assert_allclose(min(row), decqn.dither(GOLDEN["eps"], 3) / 2, rtol=1e-12)
-    assert decqn.dither(0.3, 1) == pytest.approx(0.3) and decqn.dither(1.0, 5) == pytest.approx(1) and decqn.dither(0.0, 5) == 0
+    assert [decqn.dither(*x) for x in ((0.3, 1), (1.0, 5), (0.0, 5))] == pytest.approx([0.3, 1, 0])
 
 
 def test_the_best_bin_of_each_dimension_is_the_best_joint_action():

@@ -27,3 +27,10 @@ def test_rotations_and_reflections_are_drawn_alike():
     counts = np.histogram(angle, 8, (-np.pi, np.pi))[0]
     assert ((counts - 500) ** 2 / 500).sum() < 24.3  # chi-square of 7 degrees of freedom at 0.1%
     assert abs((np.linalg.det(q) > 0).mean() - 0.5) < 0.03  # 3.8 standard deviations
+
+
+def test_entries_of_a_tall_kernel_have_the_moments_of_the_uniform_law():
+    q = jax.jit(jax.vmap(lambda key: orthogonal()(key, (4, 2))))(jax.random.split(jax.random.key(1), 8_000))
+    # An entry of a random unit vector of n = 4: E q^2 = 1/n, E q^4 = 3 / (n (n + 2)) = 1/8; 5 standard errors are 0.01.
+    np.testing.assert_allclose((q**2).mean(0), np.full((4, 2), 0.25), atol=0.013)
+    np.testing.assert_allclose((q**4).mean(0), np.full((4, 2), 0.125), atol=0.011)

@@ -39,10 +39,17 @@ SIZES = dict(
     levels=2,
     bins=3,
     num_atoms=5,
-    max_nodes=512,
-    first_stocks="grid",
-    num_first_stocks=8,
+    num_quantiles=5,
+    num_stocks=11,
     demo_capacity=2_000,
+    encoder_hidden=(16,),
+    latent_size=16,
+    projector_hidden=(16,),
+    num_components=4,
+    component_size=4,
+    dynamics_hidden=(16,),
+    actor_hidden=(16,),
+    mode_samples=4,
 )
 
 # Settings that solve worlds of four states in `LEARNING_STEPS` steps. Tests that keep the static
@@ -84,6 +91,12 @@ LEARNING = dict(
     temperature_learning_rate=1e-9,
     target_update_rate=0.05,
     num_atoms=21,
+    num_quantiles=5,
+    kappa=1.0,
+    objective="mean",
+    stock_low=-1.0,
+    stock_high=1.0,
+    stock_scale=1.0,
     v_min=-2.0,
     v_max=2.0,
 )
@@ -114,7 +127,7 @@ def source(algo):
         case "env", _:
             return wrap(_gymnax("Pendulum-v1"))
         case "dataset", (action_type, *_):
-            return dataset(action_type)
+            return dataset(action_type, getattr(algo, "GOAL_CONDITIONED", False))
         case "env_and_data" | "env_and_demos", (action_type, *_):
             world = _gymnax("Pendulum-v1" if action_type == "continuous" else "CartPole-v1")
             return EnvAndData(world, dataset(action_type))
@@ -131,7 +144,7 @@ def _gymnax(name):
     return gymnax_env.make(name, num_envs=4)
 
 
-def dataset(action_type="continuous"):
+def dataset(action_type="continuous", goal_conditioned=False):
     """Twenty episodes of ten transitions of a random walk; actions follow the first observation."""
     from replay import datasets
 
@@ -143,7 +156,11 @@ def dataset(action_type="continuous"):
     if action_type == "discrete":
         spec, action = discrete_spec(spec.obs, 2, 10), (obs[:, 0] > 0).astype(np.int32)
     reward = rng.normal(size=200).astype(np.float32)
-    t = Transition(obs, action, reward, rows(walk[:, 1:]), np.zeros(200, bool), ends)
+    next_obs = rows(walk[:, 1:])
+    if goal_conditioned:  # (observation, goal); the goal is where the episode ends
+        goal = rows(np.broadcast_to(walk[:, -1:], (20, 10, 3)))
+        spec, obs, next_obs = spec._replace(obs=(spec.obs, spec.obs)), (obs, goal), (next_obs, goal)
+    t = Transition(obs, action, reward, next_obs, np.zeros(200, bool), ends)
     return datasets.admit(t, spec, f"tiny {action_type}")
 
 
