@@ -243,8 +243,8 @@ def step(config, env, state: State) -> tuple[State, dict]:
 
 EXAMPLE = Example(
     source="CartPole-v1",
-    steps=100_000,
-    eval_period=5_000,
+    steps=200_000,
+    eval_period=10_000,
     num_envs=8,
     seeds=(0, 1, 2, 3, 4),
     config=Config(
