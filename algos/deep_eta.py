@@ -19,7 +19,7 @@ in training, of the search for c_0, and of what the network reads: c clipped to 
 minus every return that is possible from any state: for a smaller c all of c + G is negative, for a larger one positive,
 and f with a kink at 0 is linear there, so that the best action no longer depends on c.
 
-c_0 is chosen for an evaluation by `begin`, once for all its first states, as the objective is one of the law of returns
+c_0 is chosen for an evaluation by `begin`, once for all episodes that are played at once, as the objective is one of the law of returns
 over them too: the best on an even grid for the CVaRs (least for the upper one), and minus the target for others.
 
 Source: Pires, Rowland, Borsa, Guo, Khetarpal, Barreto, Abel, Munos, Dabney, "Optimizing Return Distributions with
@@ -39,6 +39,7 @@ One `step` is `max(num_envs, train_period)` env steps and one gradient step for 
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -158,6 +159,17 @@ def scores(config, q, c):
     return objective_of(config).f(c[..., None, None] + q).mean(-1)
 
 
+def best_action(config, q, c):
+    """argmax_a Score(c, q), `(...,)`. Args: q `(..., A, N)`; c `(...,)`.
+
+    A piecewise linear f is linear where all of c + q has one sign: c adds the same to every action there, and is
+    clipped, as float32 would lose the differences beside a large one.
+    """
+    if hasattr(objective_of(config), "slopes"):
+        c = jnp.clip(c, -q.max((-2, -1)), -q.min((-2, -1)))
+    return scores(config, q, c).argmax(-1)
+
+
 def relabel(batch, discount, c):
     """The transitions as they are at another stock c, `(B,)`. Args: batch `(B, ...)`; discount `(B,)`, 0 at an end."""
     c_next = jnp.where(discount > 0, stock.update(c, batch.reward, discount), 0)
@@ -167,7 +179,7 @@ def relabel(batch, discount, c):
 def target_of(config, spec, target_params, batch, discount):
     """y, `(B, N)`. Args: batch `(B, ...)`, of n steps; discount `(B,)`, gamma^n (1 - terminated)."""
     q = quantiles(config, spec, target_params, batch.next_obs)  # (B, A, N)
-    best = of_action(q, scores(config, q, batch.next_obs[1]).argmax(-1))
+    best = of_action(q, best_action(config, q, batch.next_obs[1]))
     return batch.reward[:, None] + discount[:, None] * best
 
 
@@ -279,7 +291,10 @@ def check(config, env):
         objectives.check(objectives.Direct(config.objective), config.gamma, 1)
     if objectives.is_vector(objective_of(config)):
         raise ValueError(f"{config.objective} needs a vector of rewards; of one reward, desired_return is the same")
-    if config.stock_low >= config.stock_high:
+    if objectives.outer(objective_of(config)).search != "fixed" and config.num_stocks < 2:
+        raise ValueError(f"num_stocks {config.num_stocks} must be at least 2: a grid to search c_0 on")
+    low, high = (float(jnp.float32(x)) for x in (config.stock_low, config.stock_high))
+    if not -math.inf < low < high < math.inf:
         raise ValueError(f"stock_low {config.stock_low:g} must be less than stock_high {config.stock_high:g}")
     world = env.env  # within the stock
     objectives.check(objective_of(config), config.gamma, world.mdp.horizon if isinstance(world, mdps.Sampler) else None)
@@ -316,7 +331,7 @@ def begin(config, spec, params, env_state, key):
 
 def act(config, spec, params, obs, key):
     """Greedy with respect to `scores`, `(B,)` int32. Args: obs, `(observation, stock)`."""
-    return scores(config, quantiles(config, spec, params, obs), obs[1]).argmax(-1).astype(jnp.int32)
+    return best_action(config, quantiles(config, spec, params, obs), obs[1]).astype(jnp.int32)
 
 
 def step(config, env, state: State) -> tuple[State, dict]:

@@ -336,9 +336,14 @@ def draw_homeostat(its: dict, path: Path):
 def main(options: Options):
     if not set(options.taus) <= set(FRONTIER):
         raise SystemExit(f"error: --taus {options.taus} must be among {FRONTIER}")
+    if unknown := set(options.tasks) - {"slippery", "homeostat"}:
+        raise SystemExit(f"error: --tasks {', '.join(unknown)} must be among slippery, homeostat")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "deep_eta_study.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    of = dict(taus=list(options.taus), seeds=list(options.seeds), steps=options.steps)
+    found = json.loads(path.read_text()) if path.exists() else dict(of=of)
+    if found["of"] != of:
+        raise SystemExit(f"error: {path} holds {found['of']}, not {of}; choose another --out")
     plain = lambda x: x.tolist() if isinstance(x, np.ndarray | np.generic) else x
     for name, study in (("slippery", slippery), ("homeostat", homeostat)):
         if name in options.tasks and name not in found:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import serialization
 
-from runner import files, settings
+from runner import check, files, settings
 from runner.check import BadInput
 
 
@@ -70,6 +70,8 @@ def own_environment(path: Path, num_envs: int, name: str | None = None, params: 
         env = envs.evaluation(name, num_envs, **params)
     except ValueError as error:
         raise BadInput(str(error).splitlines()[0]) from None
+    if hasattr(algo, "begin") and hasattr(env, "episodes"):
+        raise BadInput(f"{check.name_of(algo)} begins each episode in its own way, which {name} cannot do")
     return (algo.wrap(env) if hasattr(algo, "wrap") else env), name
 
 

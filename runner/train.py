@@ -220,7 +220,8 @@ class Training:
                 reporter.say(f"warning: seed {seed} diverged in chunk {self.next_chunk}: {cause}")
         self.log.append(lines)
         self.wandb.log(lines)
-        self.best.update([line["eval_return"] for line in lines], self.carry.states.params)
+        scores = [line.get("eval_objective", line["eval_return"]) for line in lines]
+        self.best.update(scores, self.carry.states.params)
         reporter.chunk(self.count, lines)
         self.next_chunk += 1
         if self.checkpoint_due():
@@ -404,14 +405,15 @@ def cause_of_divergence(states, r: int) -> str:
 
 
 class Best:
-    """Each run's parameters at its best evaluation so far, on the host."""
+    """Each run's parameters at its best evaluation so far, on the host: of greatest `eval_objective` where an algorithm
+    has one, else of greatest `eval_return`."""
 
     def __init__(self, path: Path, abstract_params, returns: list):
         self.path, self.returns, self.params = path, list(returns), None
         if any(r is not None for r in returns):
             # The file may be from after the checkpoint: parameters and returns are taken together.
             self.params, header = policy.read(path, abstract_params)
-            self.returns = header["eval_return"]
+            self.returns = header["best"] if "best" in header else header["eval_return"]
 
     def update(self, eval_returns: list, params):
         old = np.array([-np.inf if r is None else r for r in self.returns])
@@ -425,4 +427,4 @@ class Best:
 
     def save(self, described: dict):
         if self.params is not None:
-            policy.save(self.path, self.params, described, dict(eval_return=self.returns))
+            policy.save(self.path, self.params, described, dict(best=self.returns))

@@ -387,3 +387,19 @@ def test_learned_laws_and_the_best_first_stock_are_those_of_dynamic_programming(
     dual = -best + deep_eta.scores(config, law, best[None]).max() / 0.5
     # The best c_0 is -2, the dual there the CVaR -1/2; with slopes 1 and -1/2 beside it.
     np.testing.assert_allclose([best, dual], [-2, -0.5], atol=0.4)
+
+
+@pytest.mark.parametrize("objective, c", [("mean", 1e9), ("mean", -1e9), ("lower_cvar", -1e9), ("lower_cvar", -np.inf)])
+def test_a_stock_beyond_float32s_digits_leaves_the_best_mean(objective, c):
+    # c + 0.2 and c + 0.55 are one number in float32; f is linear there, so the best action is that of the mean, 2.
+    config = dataclasses.replace(deep_eta.EXAMPLE.config, objective=objective)
+    q = jnp.array([[[-0.1, 0.1], [0.1, 0.3], [0.5, 0.6]]])
+    assert deep_eta.best_action(config, q, jnp.array([c])).tolist() == [2]
+
+
+def test_within_the_law_the_best_action_is_that_of_the_score():
+    # f(x) = min(x, 0) at c = -1: c + q is (-1, -1) and (-2, 3): scores -1 and -1; at c = 0 they are 0 and -1/2.
+    config = dataclasses.replace(deep_eta.EXAMPLE.config, objective="lower_cvar")
+    q = jnp.array([[[-1.0, 4.0], [0.0, 0.0]]])
+    assert deep_eta.best_action(config, q, jnp.array([0.0])).tolist() == [1]
+    assert deep_eta.best_action(config, q, jnp.array([-3.0])).tolist() == [0]  # (-4, 0 of 1): -2; -3

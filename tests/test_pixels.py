@@ -205,7 +205,7 @@ def test_stacked_environments_keep_the_contract_and_the_dtype(name, shape, dtype
 
 def test_frame_stack_is_a_parameter_of_every_environment_on_the_command_line():
     _, params = cli.split_env_params(["--env-params.frame-stack", "4", "--env-params.length", "0.7"])
-    options = types.SimpleNamespace(source="CartPole-v1", num_envs=2, eval_episodes=3)
+    options = types.SimpleNamespace(algo="iqn", source="CartPole-v1", num_envs=2, eval_episodes=3)
     train, evaluation = settings.make_envs(options, params)
     assert [(e.spec.obs.shape, e.num_envs) for e in (train, evaluation)] == [((16,), 2), ((16,), 3)]
     assert float(train.env.params.length) == pytest.approx(0.7)
