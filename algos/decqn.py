@@ -28,6 +28,7 @@ Q-learning", ICLR 2023 (arXiv 2210.12566); https://github.com/tseyde/decqn at 23
 Deviations:
 - Bins are the same in every dimension, -1 to 1; the code's wrapper reads those of the first one for all.
 - A new transition has the largest priority so far, as theirs has; ours enters as soon as its n steps are known.
+- 1e-6 is added to the error of a priority, so that none is 0 for ever.
 - Steps per gradient step are fixed; theirs follow from samples per insert, on average.
 - Evaluation is greedy on max(Q^1, Q^2), as theirs. Pixels are not supported.
 
@@ -48,6 +49,7 @@ from networks.torso import flat
 from replay import prioritised, ring
 
 ACTIONS = ("continuous",)
+SMALLEST = 1e-6  # added to the errors that priorities are made of
 
 
 @pytree
@@ -279,7 +281,7 @@ def step(config, env, state: State) -> tuple[State, dict]:
         params, opt_state, td_error, metrics = update(
             config, spec, params, target_params, opt_state, batch, discount, weight
         )
-        replay = prioritised.update(replay, slot, (td_error + 1e-6) ** config.priority_exponent)
+        replay = prioritised.update(replay, slot, (td_error + SMALLEST) ** config.priority_exponent)
         due = (gradient_steps + 1) % config.target_period == 0
         target_params = jax.tree.map(lambda p, t: jnp.where(due, p, t), params, target_params)
         return (params, target_params, opt_state, replay, gradient_steps + 1), metrics

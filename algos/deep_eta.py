@@ -19,8 +19,9 @@ in training, of the search for c_0, and of what the network reads: c clipped to 
 minus every return that is possible from any state: for a smaller c all of c + G is negative, for a larger one positive,
 and f with a kink at 0 is linear there, so that the best action no longer depends on c.
 
-c_0 is chosen for an evaluation by `begin`, once for all episodes that are played at once, as the objective is one of the law of returns
-over them too: the best on an even grid for the CVaRs (least for the upper one), and minus the target for others.
+c_0 is chosen for an evaluation by `begin`, once for all episodes that are played at once, as the objective is one of
+the law of returns over their first states too: the best on an even grid for the CVaRs (least for the upper one), and
+minus the target for others.
 
 Source: Pires, Rowland, Borsa, Guo, Khetarpal, Barreto, Abel, Munos, Dabney, "Optimizing Return Distributions with
 Distributional Dynamic Programming", JMLR 26(185), 2025 (arXiv 2501.13028), DηN. Code: MehrdadMoghimi/RIGOR,

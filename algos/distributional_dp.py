@@ -329,13 +329,16 @@ def period(config, mdp) -> int:
 
 
 def return_range(mdp) -> tuple[float, float]:
-    """The least and greatest mean return of any policy, state and number of steps, 0 among them. Not for tracers."""
+    """Bounds of the returns of any number of steps, none included, from any state. Not for tracers."""
     successor, reward, p, terminal, gamma = (
         np.asarray(x) for x in (mdp.next_state, mdp.reward, mdp.probability, mdp.terminal, mdp.gamma)
     )
     low = high = np.zeros(mdp.num_states)
+    if mdp.horizon is None and gamma < 1:  # bounds of returns that never end; a backup of bounds is one
+        low, high = (low + bound / (1 - gamma) for bound in (min(reward[p > 0].min(), 0), max(reward[p > 0].max(), 0)))
+        low, high = np.where(terminal, 0, low), np.where(terminal, 0, high)
     found = 0.0, 0.0
-    for _ in range(min(mdp.horizon or 1_000, 1_000)):
+    for _ in range(mdp.horizon or 10_000):
         ahead = lambda v: reward + gamma * np.where(terminal, 0, v)[successor]
         before = low, high
         low = np.where(p > 0, ahead(low), np.inf).min((1, 2))
@@ -343,6 +346,8 @@ def return_range(mdp) -> tuple[float, float]:
         found = min(found[0], low.min()), max(found[1], high.max())
         if max(np.abs(low - before[0]).max(), np.abs(high - before[1]).max()) <= 1e-6 * (found[1] - found[0]):
             break
+    if mdp.horizon is None:
+        found = min(0.0, low.min()), max(0.0, high.max())
     return float(found[0]), float(found[1])
 
 

@@ -331,15 +331,15 @@ class Extremes(NamedTuple):
     actions: tuple  # lo and hi, (H, N) each
 
 
-def extremes(config, mdp, nodes: Nodes, c0, sweeps) -> Extremes:
-    """Backward induction from c0, `(1,)`, of the problem that is cut after `sweeps` steps."""
+def extremes(config, mdp, nodes: Nodes, c0, steps) -> Extremes:
+    """Backward induction from c0, `(1,)`, of the problem that is cut after `steps` steps."""
     objective = objective_of(config)
     x = nodes.stock + c0.reshape(1, 1, 1) / powers(mdp, nodes.state.shape[0])[:, None, None]  # (L, N, 1)
     zero = 64 * jnp.finfo(x.dtype).eps * jnp.abs(x).max()  # rounding of stocks
     of_policy = [(x[..., 0] > zero).astype(x.dtype), (x[..., 0] >= -zero).astype(x.dtype), x[..., 0]]
     end = jnp.stack([utility(objective, x), *of_policy, *of_policy], -1)  # (L, N, 7)
     scale = jnp.array([1.0, 0, 0, 1, 0, 0, 1], x.dtype) * (mdp.gamma - 1) + 1  # probabilities do not scale
-    over = mdp.terminal[nodes.state] | (nodes.state < 0) | (jnp.arange(x.shape[0])[:, None] >= sweeps)
+    over = mdp.terminal[nodes.state] | (nodes.state < 0) | (jnp.arange(x.shape[0])[:, None] >= steps)
 
     def backward(then, at):
         probability, child, end, over = at
@@ -357,7 +357,7 @@ def extremes(config, mdp, nodes: Nodes, c0, sweeps) -> Extremes:
     return Extremes(best[0], best[1:3], best[4:6], actions)
 
 
-def randomise(config, mdp, nodes: Nodes, c0, sweeps):
+def randomise(config, mdp, nodes: Nodes, c0, steps):
     """The first stock where h is least, h there, and the mixture of extreme policies whose upper CVaR is h.
 
     From the best candidate c0 on, two supporting lines of h, one falling and one rising, are kept, and the next c0 is
@@ -385,13 +385,13 @@ def randomise(config, mdp, nodes: Nodes, c0, sweeps):
         left = jnp.where(rising < 0, line(rising), left)
         right = jnp.where(rising < 0, right, line(falling))
         c = ((right[1] - left[1]) / (left[0] - right[0]))[None]
-        return i + 1, c, left, right, extremes(config, mdp, nodes, c, sweeps)
+        return i + 1, c, left, right, extremes(config, mdp, nodes, c, steps)
 
     # (x)_+ >= 0 and (x)_+ >= x: lines of slope -1 and 1 / tau - 1 that h is never below.
     dtype = nodes.stock.dtype
     left = jnp.array([-1.0, 0.0], dtype)
     right = jnp.stack([1 / tau - 1, lowest / tau]).astype(dtype)
-    carry = (jnp.int32(0), c0, left, right, extremes(config, mdp, nodes, c0, sweeps))
+    carry = (jnp.int32(0), c0, left, right, extremes(config, mdp, nodes, c0, steps))
     _, c0, _, _, best = jax.lax.while_loop(searching, narrow, carry)
 
     weight = mixture(tau, best.lo[1], best.hi[1])
@@ -519,7 +519,7 @@ def at_start(config, mdp, nodes: Nodes, candidates, values):
     return jnp.einsum("s,sfk->fk", mdp.start, each, precision="highest")
 
 
-def settle(config, mdp, params: Params, sweeps) -> Params:
+def settle(config, mdp, params: Params, steps) -> Params:
     """The first stock, what it is worth, and the policy from it, of the current values."""
     nodes, outer = params.nodes, objectives.outer(objective_of(config))
     u, mean = at_start(config, mdp, nodes, params.candidates, params.values).T
@@ -528,7 +528,7 @@ def settle(config, mdp, params: Params, sweeps) -> Params:
     best = pick(config, score)
     first_stock, dual = params.candidates[best], h[best]
     if outer.search == "min" and config.nodes == "reachable":
-        first_stock, dual, policy = randomise(config, mdp, nodes, first_stock, sweeps)
+        first_stock, dual, policy = randomise(config, mdp, nodes, first_stock, steps)
     else:
         q = q_values(config, mdp, nodes, params.values)
         q = jnp.take(q, best if config.nodes == "reachable" else 0, axis=3)  # (T, N, A, 2)
@@ -555,7 +555,8 @@ def check(config, mdp):
             f"{objective.name} on {mdp.name}, whose rewards are {'numbers' if size is None else 'vectors'}: {fix}"
         )
     if len(config.first_stock) not in (1, size):
-        raise ValueError(f"first_stock has {len(config.first_stock)} numbers; give one, or one for each of {size}")
+        each = "" if size is None else f", or one for each of {size}"
+        raise ValueError(f"first_stock has {len(config.first_stock)} numbers; give one{each}")
     if config.nodes == "grid":
         if size is not None:
             raise ValueError(f"{mdp.name} has {size} stocks and nodes: grid takes one; use nodes: reachable")
@@ -569,7 +570,7 @@ def check(config, mdp):
     if over:
         raise ValueError(
             f"{mdp.name}: at step {over[0][0]} there are {over[0][1]} pairs of state and stock, and max_nodes is "
-            f"{config.max_nodes}; raise it, or use nodes: grid"
+            f"{config.max_nodes}; raise it" + ", or use nodes: grid" * hasattr(objective, "slopes")
         )
     if count > config.num_first_stocks:
         raise ValueError(
@@ -621,7 +622,8 @@ def step(config, mdp, state: State) -> tuple[State, dict]:
     residual = jnp.abs(new - values)[..., 0].max()
 
     # The best first stock and the policy from it.
-    params = settle(config, mdp, params._replace(values=new), sweeps)
+    steps = mdp.horizon if config.method == "policy" and mdp.horizon else sweeps  # that the values look ahead
+    params = settle(config, mdp, params._replace(values=new), steps)
     metrics = dict(residual=residual, dual=params.dual, nodes=nodes.needed.max().astype(jnp.float32))
     return State(params, sweeps), metrics
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from networks import laws
 from replay import datasets
-from runner import files, policy, run
+from runner import files, policy, run, settings
 from runner.check import BadInput
 from runner.evaluate import episodes
 
@@ -56,13 +56,21 @@ def play(path: Path, runs, num_episodes: int, num_envs: int, seed: int, env_name
         raise BadInput(f"{path} is for {ours}; {name} has {its}; choose another --env")
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(p for *_, p in loaded))
     configs, key = run.broadcast(config, len(runs)), jax.random.key(seed)
+    if settings.kind_of(algo).flag == "mdp" and env.spec.max_episode_steps != spec.max_episode_steps != 0:
+        raise BadInput(
+            f"{path} was solved for a horizon of {spec.max_episode_steps}; {name} has {env.spec.max_episode_steps}"
+        )
     parts = []
     for i in range(math.ceil(num_episodes / num_envs)):
         keys = jnp.broadcast_to(jax.random.fold_in(key, i), len(runs))
         parts.append(jax.device_get(episodes(algo, configs, env, params, keys)))
     joined = {x: np.concatenate([np.asarray(part[x], float) for part in parts], 1)[:, :num_episodes] for x in parts[0]}
     of_run = lambda r: {x: values[r] for x, values in joined.items()}
-    return {saved["seeds"][run]: of_run(r) for r, run in enumerate(runs)}, f"{saved['algo']} on {name}"
+    finite = np.isfinite(joined["episode_return"]).all(1)
+    if not finite.all():
+        lost = runs[int(np.argmin(finite))]
+        raise BadInput(f"{path}: run {lost} had a return that is not finite; choose others by --runs")
+    return {saved["seeds"][number]: of_run(r) for r, number in enumerate(runs)}, f"{saved['algo']} on {name}"
 
 
 def statistics(returns, taus) -> dict:

@@ -143,7 +143,8 @@ class Training:
         self.metrics_bytes = meta["metrics_bytes"]
         self.next_chunk, self.newest = meta["chunk"], newest
         self.diverged = {int(r): chunk for r, chunk in meta["diverged"].items()}  # run -> chunk
-        self.best = Best(self.run_dir / "policy" / "best.msgpack", self.abstract.states.params, meta["best"])
+        best = self.run_dir / "policy" / "best.msgpack"
+        self.best = Best(best, self.abstract.states.params, meta["best"], latest=self.kind.flag == "mdp")
         announce(self.console, launch, self.described, self.run_dir, memory, newest)
         if self.begun is not None:
             steps = int(self.begun.gradient_steps[0])
@@ -406,10 +407,10 @@ def cause_of_divergence(states, r: int) -> str:
 
 class Best:
     """Each run's parameters at its best evaluation so far, on the host: of greatest `eval_objective` where an algorithm
-    has one, else of greatest `eval_return`."""
+    has one, else of greatest `eval_return`; of equals the first, or the `latest`."""
 
-    def __init__(self, path: Path, abstract_params, returns: list):
-        self.path, self.returns, self.params = path, list(returns), None
+    def __init__(self, path: Path, abstract_params, returns: list, latest=False):
+        self.path, self.returns, self.params, self.latest = path, list(returns), None, latest
         if any(r is not None for r in returns):
             # The file may be from after the checkpoint: parameters and returns are taken together.
             self.params, header = policy.read(path, abstract_params)
@@ -417,7 +418,8 @@ class Best:
 
     def update(self, eval_returns: list, params):
         old = np.array([-np.inf if r is None else r for r in self.returns])
-        better = np.array(eval_returns, float) > old  # (R,)
+        new = np.array(eval_returns, float)
+        better = new >= old if self.latest else new > old  # (R,)
         if self.params is None:
             self.params = jax.tree.map(np.array, params)  # copies: the device's own are donated later
         elif better.any():

@@ -1,6 +1,6 @@
 """What a trained policy's returns are like, not only their mean: `python scripts/evaluate.py RUN`.
 
-Plays many episodes and prints mean, CVaRs, quantiles and success, for every seed of the launch; draws their histogram.
+Plays many episodes and prints mean, CVaRs and quantiles, for every seed of the launch; draws their histogram.
 """
 
 import json
@@ -46,20 +46,22 @@ def main(argv: list[str]) -> int:
     try:
         tokens, env_params = cli.split_env_params(cli.normalise(argv))
         options = tyro.cli(Options, args=tokens, prog="evaluate.py")
-        from runner import files, policy, risk
+        from runner import check, files, policy, risk
 
         path = policy.find(options.policy)
-        out = options.out or path.parent.parent / "evaluation"
+        folder = path.parent.parent if path.parent.name == "policy" else path.parent
+        out = options.out or folder / "evaluation"
         risk.check(options.episodes, options.num_envs, options.risk, options.seed)
+        check.check_writable(out)
         sizes = (options.episodes, options.num_envs)
         played, name = risk.play(path, options.runs, *sizes, options.seed, options.env, env_params)
         report = risk.report(played, options.risk)
-        files.write(out / "risk.json", json.dumps(report, indent=2).encode())
+        print(risk.table(report))
+        files.write(out / "risk.json", json.dumps(report, indent=2, allow_nan=False).encode())
         risk.plot(played, out / "risk.png", f"{name}, {options.episodes:,} episodes")
     except (BadInput, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(risk.table(report))
     print(f"written to {out}: risk.json, risk.png")
     return 0
 

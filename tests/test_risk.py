@@ -123,3 +123,19 @@ def test_bad_input_is_one_line(trained, capsys, words, says):
 def test_a_folder_without_a_policy_is_named(tmp_path, capsys):
     code, _, err = run_script(capsys, tmp_path)
     assert code == 2 and f"{tmp_path} is no policy file and no run directory" in err
+
+
+def test_a_file_outside_a_run_directory_is_reported_beside_itself(trained, tmp_path, capsys):
+    copy = tmp_path / "mine.msgpack"
+    copy.write_bytes((trained / "policy" / "last.msgpack").read_bytes())
+    assert run_script(capsys, copy, "--episodes", 2, "--num-envs", 2)[0] == 0
+    assert (tmp_path / "evaluation" / "risk.json").exists()
+
+
+def test_dynamic_programming_is_played_with_its_own_horizon_alone(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    assert main("--algo", "distributional_dp", "--steps", 2, "--eval-period", 1, "--run-dir", run_dir) == 0
+    capsys.readouterr()
+    code, out, err = run_script(capsys, run_dir, "--episodes", 4, "--env-params.horizon", 24)
+    assert (code, out) == (2, "") and "was solved for a horizon of 12; mdp/slippery has 24" in err
+    assert run_script(capsys, run_dir, "--episodes", 4)[0] == 0

@@ -543,3 +543,14 @@ def test_the_policy_with_a_horizon_is_played_at_the_nearest_node():
     # c0 = -2: after +2 the stock is 0, safe; after -1 it is -3, risky. In state 1 half the time is left.
     obs = jnp.tile(jnp.array([[0.0, 1.0, 0.0, 0.5]]), (4, 1)), jnp.array([0.0, -3.0, 0.4, -2.9])
     assert stock_dp.act(config, None, params, obs, jax.random.key(0)).tolist() == [0, 1, 0, 1]
+
+
+def test_policy_iteration_of_an_upper_cvar_does_not_wait_for_sweeps():
+    # Three steps of nothing, then the choice of `bandit`: two improvements see all of it, 2 and 4 make 8/3.
+    rows = [[[(1.0, s + 1, 0.0)]] * 2 for s in range(3)]
+    choice = [[(1.0, 4, 2.0)], [(0.75, 4, 0.0), (0.25, 4, 4.0)]]
+    with jax.enable_x64(True):
+        late = mdps.tabulate("late", [*rows, choice, [[], []]], 1.0, 5, (4,))
+    config = dataclasses.replace(Config(objective="upper_cvar", tau=0.5, method="policy"), **SMALL)
+    _, found, _ = solve(config, late, 2)
+    close([found["objective"], found["dual"]], [8 / 3] * 2)

@@ -81,7 +81,7 @@ def test_the_best_policy_is_each_runs_own_best(whole):
     header = json.loads(
         policy.serialization.msgpack_restore((whole / "policy" / "best.msgpack").read_bytes())["header"]
     )
-    assert header["eval_return"] == [max(x["eval_return"] for x in lines if x["run"] == r) for r in (0, 1)]
+    assert header["best"] == [max(x["eval_return"] for x in lines if x["run"] == r) for r in (0, 1)]
 
 
 def test_a_run_killed_in_the_middle_of_a_checkpoint_continues_bit_for_bit(whole, tmp_path):
