@@ -63,8 +63,8 @@ WORDS = dict(
 class Config:
     # Traced: may differ between the runs of one vmapped sweep.
     alpha: Annotated[float, Interval(0, 1, True, True)] = 0.25  # two_atom: weight of the worst atom
-    v_min: Real = -10.0  # categorical: least return of the grid; published 10 (C51, Atari)
-    v_max: Real = 10.0  # categorical: greatest return of the grid
+    v_min: Real = -10.0  # categorical: least return of the grid; published -10 (C51, Atari)
+    v_max: Real = 10.0  # categorical: greatest return of the grid; published 10
     # Actions this close in mean are equal. More than twice the error of the means, less than the gap to the next best
     # action; float32 rounds returns of tens to 1e-5.
     tie_tolerance: NonNegative = 1e-4  # return
